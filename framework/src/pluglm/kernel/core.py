@@ -1,0 +1,236 @@
+"""The nouns of a run. Every field says who writes it and who reads it; none of them imports torch.
+
+A request has *known* tokens (prompt + committed output) and *computed* tokens (those whose KV is stored). Each step
+closes that gap; there are no phases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import torch
+
+    from pluglm.kernel.interfaces.grammar import Matcher
+    from pluglm.kernel.sampling_params import SamplingParams
+
+FinishReason = Literal["stop", "length", "cancelled", "deadline", "error", "refused"]
+
+
+class Status(Enum):
+    """Where a sequence is. Written by the engine only."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What a caller asked for, checked and complete. Written once at admission, read by everyone."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    seed: int  # 64 bits; drawn fresh when the caller gave none
+    arrival_s: float  # backend clock
+    max_new_tokens: int  # params.max_tokens, or what the context still holds
+    priority: int = 0  # lower is more urgent
+    tenant: str = ""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Sequence:
+    """The engine's mutable state of one request. Only the engine writes it; plugins see a RequestView."""
+
+    sequence_id: int
+    request: Request
+    token_ids: list[int]  # known: prompt, then committed output
+    num_computed: int = 0  # tokens whose KV is stored and final
+    drafts: list[int] = field(default_factory=list)  # proposed for this step, never committed unverified
+    status: Status = Status.WAITING
+    num_preemptions: int = 0
+    finish_reason: FinishReason | None = None
+    matcher: Matcher | None = None  # grammar state after the committed tokens
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+    num_drafted: int = 0
+    num_accepted: int = 0
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.request.prompt_token_ids)
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.token_ids[self.num_prompt :]
+
+    @property
+    def num_output(self) -> int:
+        return len(self.token_ids) - self.num_prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestView:
+    """What a scheduler or policy may know of one sequence. Written by the engine each step, read by schedulers."""
+
+    sequence_id: int
+    request_id: str
+    tenant: str
+    priority: int
+    arrival_s: float
+    num_prompt: int
+    num_known: int
+    num_computed: int
+    num_drafts: int
+    num_output: int
+    max_new_tokens: int
+    num_preemptions: int
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens that could be computed now: the gap between known and computed, and the drafts."""
+        return self.num_known - self.num_computed + self.num_drafts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """What one step may spend. Written from the config, read by the scheduler and the validator."""
+
+    num_tokens: int
+    num_seats: int  # sequences running at once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepView:
+    """The scheduler's whole world in one step. Written by the engine, read-only."""
+
+    step: int
+    now_s: float
+    budget: Budget
+    running: tuple[RequestView, ...]  # hold a seat and KV; in admission order
+    waiting: tuple[RequestView, ...]  # hold neither; in arrival order, preempted ones included
+
+
+@dataclass(frozen=True, slots=True)
+class PlanItem:
+    """`num_tokens` (1 or more) of one sequence's pending tokens are computed in this step."""
+
+    sequence_id: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """A scheduler's decision. `preempted` lose seat and KV and wait again; may be empty."""
+
+    items: tuple[PlanItem, ...] = ()
+    preempted: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """One sequence's rows in a flat batch. Written by the engine, read by backend and attention.
+
+    Rows query_start .. query_start + num_query of the batch are positions num_context .. of the sequence.
+    block_table covers num_context + num_query tokens; slot = block_table[p // block_size] * block_size + p % block_size.
+    """
+
+    sequence_id: int
+    query_start: int
+    num_query: int
+    num_context: int
+    block_table: tuple[int, ...]
+
+    @property
+    def num_keys(self) -> int:
+        return self.num_context + self.num_query
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInput:
+    """A flat batch of T tokens of several sequences. Written by the engine, read by backend, model and attention.
+
+    token_ids_T, positions_T, slots_T: int64 [T]; slots_T says where each token's key and value are stored.
+    logit_rows_R: int64 [R], the rows whose logits are needed.
+    copies: (source block, target block) pairs that the backend copies before anything else (copy on write).
+    """
+
+    token_ids_T: torch.Tensor
+    positions_T: torch.Tensor
+    slots_T: torch.Tensor
+    logit_rows_R: torch.Tensor
+    segments: tuple[Segment, ...]
+    block_size: int
+    copies: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleRow:
+    """Everything that one draw depends on. Written by the engine, read by the sampler and its steps.
+
+    output_token_ids holds the committed output and, under speculation, the drafts before this row.
+    """
+
+    params: SamplingParams
+    prompt_token_ids: tuple[int, ...]
+    output_token_ids: list[int]
+    seed: int
+    lane: int
+    position: int  # index of the output token that is drawn
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Raw log-probabilities (nats, before masks and steps) of one position: the sampled token, its rank, the top ones."""
+
+    token_id: int
+    logprob: float
+    rank: int  # 1 is the most likely
+    top: Mapping[int, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """What happened to one request in one step. Written by the engine, read by callers and hooks.
+
+    Exactly one event of a request has finish_reason set, and it is the last one.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop: str | int | None = None  # the stop string or token id that ended it
+    error: str | None = None
+    metrics: RequestMetrics | None = None  # with finish_reason only
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestMetrics:
+    """Times in seconds on the backend's clock. Written at the terminal event, read by callers."""
+
+    num_prompt_tokens: int
+    num_output_tokens: int
+    arrival_s: float
+    first_token_s: float | None
+    finished_s: float
+    num_preemptions: int
+    num_drafted: int
+    num_accepted: int
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Time to first token."""
+        return None if self.first_token_s is None else self.first_token_s - self.arrival_s
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Mean time per output token after the first."""
+        if self.first_token_s is None or self.num_output_tokens < 2:
+            return None
+        return (self.finished_s - self.first_token_s) / (self.num_output_tokens - 1)

@@ -1,0 +1,50 @@
+"""Every error that pluglm raises on purpose. All carry a message of one line that names the thing and the fix."""
+
+from __future__ import annotations
+
+
+class PluglmError(Exception):
+    """Base of all errors raised on purpose. `exit_code` is what the command line ends with."""
+
+    exit_code = 2
+
+
+class ConfigError(PluglmError):
+    """The run's config is wrong: file, key path, value and the allowed values are in the message."""
+
+
+class PluginError(PluglmError):
+    """A named component could not be found, imported, checked or built; names distribution, version and entry point."""
+
+
+class IncompatibleError(PluginError):
+    """Two components that each work cannot work together; the message names the pair and the reason."""
+
+
+class CheckpointError(PluglmError):
+    """A weight file, its config or its tensors are missing, damaged or of an unsupported kind."""
+
+
+class TokenizerError(PluglmError):
+    """A tokenizer or a chat template is missing, damaged or of an unsupported kind."""
+
+
+class RequestError(PluglmError):
+    """One request cannot be accepted (empty prompt, too long, bad parameter); other requests are unaffected."""
+
+
+class KVExhausted(PluglmError):  # noqa: N818 - a condition the scheduler handles, not a failure
+    """The KV manager has no room for the extension asked for; nothing was changed."""
+
+
+class ComponentFailure(PluglmError):  # noqa: N818 - named for what it reports
+    """A component raised, hung or returned something its contract forbids while the engine ran.
+
+    `component` is "slot 'name'"; the requests it touched end with reason `error` and this message.
+    """
+
+    exit_code = 1
+
+    def __init__(self, component: str, what: str) -> None:
+        super().__init__(f"{component} {what}")
+        self.component = component

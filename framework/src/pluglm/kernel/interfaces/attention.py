@@ -1,0 +1,56 @@
+"""The contract of an attention implementation: one plan a step, one run a layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pluglm.kernel.interfaces.component import Component
+
+if TYPE_CHECKING:
+    import torch
+
+    from pluglm.kernel.core import Segment
+    from pluglm.kernel.interfaces.kv import KVStore
+    from pluglm.kernel.interfaces.model import LayerSpec
+
+ATTENTION_VERSION = 1
+
+# T: tokens of the flat batch, N: query heads, K: kv heads (N is a multiple of K), H: head dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionBatch:
+    """The segments of a flat batch. slots_T: int64 [T], where each new token's key and value go in the KV store."""
+
+    segments: tuple[Segment, ...]
+    slots_T: torch.Tensor
+    block_size: int
+
+
+class Attention(Component, Protocol):
+    """Causal self-attention over stored keys and values. Query head n reads kv head n // (N // K).
+
+    Provides `numerics:batch_invariant` only if a row's bits do not depend on the other rows of the batch or on how
+    a sequence is cut into chunks; then it must hold when context.deterministic is true.
+    """
+
+    def plan(self, batch: AttentionBatch) -> Any:
+        """Whatever the layers of this step share (index tensors, masks). Opaque to the kernel; dropped after the step."""
+        ...
+
+    def run(
+        self,
+        layer: LayerSpec,
+        q_TNH: torch.Tensor,
+        k_TKH: torch.Tensor,
+        v_TKH: torch.Tensor,
+        plan: Any,
+        kv: KVStore,
+    ) -> torch.Tensor:
+        """Stores k and v at the plan's slots, then returns out_TNH in q's dtype.
+
+        Row t of a segment sees the keys at positions max(0, p - window + 1) .. p, p its own position. Scores are
+        (q . k) * layer.scale, soft-capped when layer.soft_cap is set, with the softmax in float32 or better.
+        """
+        ...

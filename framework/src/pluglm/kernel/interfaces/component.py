@@ -1,0 +1,67 @@
+"""What every plug-in component has in common: a config model, an interface version and declared capabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from pydantic import BaseModel, ConfigDict
+
+if TYPE_CHECKING:
+    from pluglm.kernel.interfaces.model import ModelSpec
+    from pluglm.kernel.interfaces.services import RunnerFactory, TokenizerView
+
+
+class ComponentConfig(BaseModel):
+    """Base of a component's own config model. Frozen and strict about unknown keys; subclass it beside the class."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What a component offers, needs and cannot stand, as tags; the kernel accepts or refuses the combination at start.
+
+    A tag is free text of the form `kind:value`, such as `numerics:batch_invariant`. Every filled slot provides
+    `slot:NAME` (`slot:drafter`) by itself, and the run provides `run:deterministic` when the config asks for it.
+    needs, refuses: tag -> the reason in words, which the user reads when the combination is refused.
+    """
+
+    provides: frozenset[str] = frozenset()
+    needs: Mapping[str, str] = field(default_factory=dict)
+    refuses: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildContext:
+    """What a component may know of the run it is built for. Written by the kernel before weights load its tensors.
+
+    device, dtype: torch names ("cpu", "float32"); kv_bytes: bytes that the KV cache may take; bytes_per_token: KV bytes
+    of one token over all layers. A drafter that needs a model of its own builds it with `build_runner`.
+    """
+
+    spec: ModelSpec
+    device: str
+    dtype: str
+    deterministic: bool
+    max_num_seqs: int
+    max_step_tokens: int
+    max_model_len: int
+    kv_bytes: int
+    bytes_per_token: int
+    tokenizer: TokenizerView
+    eos_token_ids: frozenset[int]
+    build_runner: RunnerFactory
+
+
+class Component(Protocol):
+    """Base of the contracts. A component class is built as `cls(config, context)`; building may raise PluglmError."""
+
+    Config: ClassVar[type[ComponentConfig]] = ComponentConfig
+    interface_version: ClassVar[int]
+
+    @classmethod
+    def capabilities(cls, config: Any) -> Capabilities:
+        """Tags for this config. Called before anything is built; must not touch a device."""
+        return Capabilities()

@@ -1,0 +1,47 @@
+"""The contract of constrained decoding: compile a specification once, then follow one sequence with a matcher."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from pluglm.kernel.interfaces.component import Component
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from pluglm.kernel.sampling_params import GrammarSpec
+
+GRAMMAR_VERSION = 1
+
+
+class Matcher(Protocol):
+    """The state of one sequence. EOS is a token like any other: accepting it terminates, rolling it back un-terminates."""
+
+    @property
+    def terminated(self) -> bool: ...
+
+    def fill_mask(self, mask_W: npt.NDArray[np.int32]) -> None:
+        """Set bit t % 32 of word t // 32 for every token id that may come next, clear the others.
+
+        int32 [ceil(V / 32)]. The matcher does not change. A terminated matcher allows nothing.
+        """
+        ...
+
+    def accept(self, token_id: int) -> bool:
+        """Advance. False, and unchanged, when the token is not allowed here."""
+        ...
+
+    def rollback(self, num_tokens: int) -> None:
+        """Undo the last num_tokens accepted tokens. ValueError when fewer were accepted."""
+        ...
+
+    def forced(self) -> list[int]:
+        """Token ids that are certain to come next, possibly none. The matcher does not change."""
+        ...
+
+
+class Grammar(Component, Protocol):
+    def compile(self, spec: GrammarSpec) -> Matcher:
+        """A fresh matcher; equal specs share no state. Raises RequestError naming what is wrong in the spec."""
+        ...

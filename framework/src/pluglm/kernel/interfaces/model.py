@@ -1,0 +1,122 @@
+"""The contract of a model family: read a checkpoint, compute hidden states for a flat batch, project rows to logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+    from pluglm.kernel.core import ModelInput
+    from pluglm.kernel.interfaces.checkpoint import Checkpoint
+    from pluglm.kernel.interfaces.services import Progress
+
+MODEL_VERSION = 1
+
+# T: tokens of the flat batch, R: rows with logits, D: hidden size, V: vocabulary, N: query heads, K: kv heads, H: head dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSpec:
+    """Attention of one layer. window: how many last keys a query sees, itself included; None is all."""
+
+    index: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    window: int | None = None
+    soft_cap: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """The shape of a model. vocab_size is the number of logits (the head's rows, padding included)."""
+
+    family: str
+    hidden_size: int
+    vocab_size: int
+    max_position: int
+    layers: tuple[LayerSpec, ...]
+
+    @property
+    def kv_values_per_token(self) -> int:
+        """Numbers stored for one token over all layers (keys and values)."""
+        return sum(2 * layer.num_kv_heads * layer.head_dim for layer in self.layers)
+
+
+class Linear(Protocol):
+    """A linear layer ready to run. num_bytes is what it holds."""
+
+    num_bytes: int
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [rows, K] -> [rows, N], in x's dtype."""
+        ...
+
+
+class LinearFactory(Protocol):
+    """Makes a layer from weight_NK [N, K] and bias_N [N]; takes ownership of both, so it may pack them in place."""
+
+    def __call__(self, name: str, weight_NK: torch.Tensor, bias_N: torch.Tensor | None) -> Linear: ...
+
+
+class RowMap(Protocol):
+    """Applies a row-wise function: every tensor is [T, ...], every result too, and row t depends on row t only.
+
+    The plain one calls the function once. The deterministic one calls it on tiles of one fixed row count.
+    """
+
+    def __call__(
+        self, function: Callable[..., tuple[torch.Tensor, ...]], *tensors: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelContext:
+    """How a model is to be put on a device. Written by the backend, read by the family while loading."""
+
+    device: str
+    dtype: torch.dtype
+    make_linear: LinearFactory
+    map_rows: RowMap
+    progress: Progress
+
+
+class AttentionCall(Protocol):
+    """One layer's attention for the current batch: stores k and v, returns the mix of values."""
+
+    def __call__(
+        self, layer: LayerSpec, q_TNH: torch.Tensor, k_TKH: torch.Tensor, v_TKH: torch.Tensor
+    ) -> torch.Tensor: ...
+
+
+class Model(Protocol):
+    """One family. The class is found by the checkpoint's `model_type`; it is built by `load` only.
+
+    Loading takes tensors one by one and fails with CheckpointError before anything else uses the model; forward and
+    logits run under torch.inference_mode and change nothing but the KV that `attend` stores.
+    """
+
+    interface_version: ClassVar[int]
+    spec: ModelSpec
+
+    @classmethod
+    def read_spec(cls, config: Mapping[str, Any]) -> ModelSpec:
+        """Shape from a config.json dictionary. Raises CheckpointError naming the key that is missing or unsupported."""
+        ...
+
+    @classmethod
+    def load(cls, checkpoint: Checkpoint, context: ModelContext) -> Model:
+        """All shapes are checked before the first tensor is read; missing or misshaped tensors raise CheckpointError."""
+        ...
+
+    def forward(self, inputs: ModelInput, attend: AttentionCall) -> torch.Tensor:
+        """hidden_TD before the final norm, one row per token of the batch."""
+        ...
+
+    def logits(self, hidden_RD: torch.Tensor) -> torch.Tensor:
+        """Final norm and head: logits_RV float32."""
+        ...

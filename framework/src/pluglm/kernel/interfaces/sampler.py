@@ -1,0 +1,49 @@
+"""The contracts of sampling: logits rows in, token ids out; and the small seam of one logits step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+from pluglm.kernel.interfaces.component import Component
+
+if TYPE_CHECKING:
+    import torch
+
+    from pluglm.kernel.core import SampleRow
+    from pluglm.kernel.sampling_params import SamplingParams
+
+SAMPLER_VERSION = 1
+LOGITS_STEP_VERSION = 1
+
+# R: rows (one draw each), V: vocabulary
+
+
+class Sampler(Component, Protocol):
+    """Draws one token a row. A row's token depends on that row alone: never on its neighbours or on earlier calls."""
+
+    def sample(self, logits_RV: torch.Tensor, rows: Sequence[SampleRow]) -> list[int]:
+        """logits_RV float32, hard masks already at -inf, every row with a finite entry; it may be changed in place.
+
+        Randomness comes only from (row.seed, row.lane, row.position) by a counter-based generator; greedy rows draw
+        none. Returns R ids with positive probability. Ties go to the lowest id.
+        """
+        ...
+
+
+class LogitsStep(Component, Protocol):
+    """One transformation of logits. Built as cls(config, vocab_size: int) by the sampler, not by the kernel.
+
+    argmax_invariant: the most likely token is never changed, so greedy rows skip the step.
+    """
+
+    argmax_invariant: ClassVar[bool]
+
+    def is_active(self, params: SamplingParams) -> bool:
+        """False when the step would leave this request's rows bitwise unchanged."""
+        ...
+
+    def apply(self, logits_RV: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
+        """Rows transformed (all of them are active). May work in place; truncations only send logits to -inf and
+        always keep at least one; -inf stays -inf."""
+        ...

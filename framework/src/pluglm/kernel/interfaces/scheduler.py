@@ -1,0 +1,84 @@
+"""The contracts of scheduling: a whole planner, and the small seam of preferences that the kernel's planner asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from pluglm.kernel.interfaces.component import Component
+
+if TYPE_CHECKING:
+    from pluglm.kernel.core import Budget, Event, RequestView, StepPlan, StepView
+    from pluglm.kernel.interfaces.kv import KVTransaction
+
+SCHEDULER_VERSION = 1
+POLICY_VERSION = 1
+
+Need = Literal["kv", "seat"]
+
+
+class Scheduler(Component, Protocol):
+    """Replaces the planner. Everything it returns passes the kernel's validator, which refuses items one by one."""
+
+    def plan(self, view: StepView, budget: Budget, kv: KVTransaction) -> StepPlan:
+        """Choose this step's tokens. For every item the KV must have been extended to computed + num_tokens (waiting
+        sequences acquired first) and every preempted one released, in `kv`. The kernel commits or rolls back."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Accept:
+    """The request may queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """The request ends with `refused` and this reason."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Nothing behind the blocked request is looked at in this step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """The blocked request waits; those behind it may go ahead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Victims:
+    """Preempt these running sequences, in this order, as far as needed; they recompute later."""
+
+    sequence_ids: tuple[int, ...]
+
+
+class SchedulingPolicy(Component, Protocol):
+    """Preferences only; the kernel owns every mutation and every invariant. Must not keep or change what it is shown."""
+
+    def admit(self, request: RequestView, num_waiting: int) -> Accept | Reject:
+        """Called once, when a request arrives and could fit."""
+        ...
+
+    def order_running(self, view: StepView) -> Iterable[int]:
+        """Sequence ids of view.running, most deserving first. Ids left out get nothing in this step."""
+        ...
+
+    def order_waiting(self, view: StepView) -> Iterable[int]:
+        """Sequence ids of view.waiting, most deserving first. Lazy: the kernel stops pulling early."""
+        ...
+
+    def share(self, view: StepView, request: RequestView, tokens_left: int) -> int:
+        """Tokens for this request now, 0 to skip it; the kernel clips to what is pending and left."""
+        ...
+
+    def on_blocked(self, view: StepView, request: RequestView, need: Need) -> Stop | Skip | Victims:
+        """The request cannot run for want of KV blocks or a seat."""
+        ...
+
+    def on_event(self, event: Event) -> None:
+        """Every event of every request, for policies that count."""
+        ...

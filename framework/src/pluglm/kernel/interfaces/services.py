@@ -1,0 +1,88 @@
+"""What the kernel is handed from outside instead of importing it: text, weights, and a way to run a second model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+    from pluglm.kernel.core import ModelInput
+    from pluglm.kernel.interfaces.checkpoint import Checkpoint
+    from pluglm.kernel.interfaces.kv import KVManager
+    from pluglm.kernel.interfaces.model import ModelSpec
+    from pluglm.kernel.sampling_params import SamplingParams
+
+Progress = Callable[[str, int, int], None]  # (what, done, total)
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """New text that is safe to show, and the stop string that the last token completed, if any."""
+
+    text: str
+    stopped: str | None = None
+
+
+class TextStream(Protocol):
+    """Turns one request's output tokens into text. Pushed once per token, in order."""
+
+    def push(self, token_id: int) -> TextDelta: ...
+
+    def finish(self) -> str:
+        """Text still held back; called once, at the end."""
+        ...
+
+
+class TokenizerView(Protocol):
+    """What components may use of the tokenizer."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]: ...
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, token_ids: Sequence[int]) -> str: ...
+
+    def to_json(self) -> str:
+        """The tokenizer in the JSON form of the `tokenizers` library."""
+        ...
+
+
+class Runner(Protocol):
+    """A loaded model with its own KV and attention, for components that bring a second model.
+
+    spec, kv: of that model. run: hidden states for every row are computed and their KV stored; returns logits_RV of
+    `inputs.logit_rows_R`. make_input: (sequence_id, new token ids, number already computed) per sequence, logits for
+    the last row of each when `all_rows` is false.
+    """
+
+    spec: ModelSpec
+    kv: KVManager
+
+    def make_input(self, parts: Sequence[tuple[int, Sequence[int], int]], all_rows: bool = False) -> ModelInput: ...
+
+    def run(self, inputs: ModelInput) -> torch.Tensor: ...
+
+
+class RunnerFactory(Protocol):
+    """Builds a Runner for another checkpoint on the same backend and attention; `tokenizer_json` is its tokenizer."""
+
+    def __call__(self, model: str, dtype: str) -> tuple[Runner, TokenizerView]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """The outside world of the kernel. Written by the public Engine, read by the wiring."""
+
+    resolve_model: Callable[[str, str | None, Progress], Path]
+    open_checkpoint: Callable[[Path], Checkpoint]
+    load_tokenizer: Callable[[Checkpoint], TokenizerView]
+    eos_token_ids: Callable[[Checkpoint, TokenizerView], frozenset[int]]
+    text_stream: Callable[[TokenizerView, SamplingParams], TextStream]

@@ -1,0 +1,71 @@
+"""Per-request sampling parameters: their names, ranges and defaults. What they do is the logits steps' business."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+GREEDY_BELOW = 1e-5  # temperatures under this mean argmax
+
+
+class GrammarSpec(BaseModel):
+    """What the output must match. `kind` is a name that the configured grammar component knows."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: str
+    value: Any
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_form(cls, data: Any) -> Any:
+        """Accept {json_schema: {...}} and {regex: "..."} beside {kind: ..., value: ...}."""
+        if isinstance(data, dict) and len(data) == 1 and "kind" not in data:
+            ((kind, value),) = data.items()
+            return {"kind": kind, "value": value}
+        return data
+
+
+class SamplingParams(BaseModel):
+    """How one request is sampled. Frozen; a wrong value is refused when the object is made.
+
+    temperature 0 is greedy: truncations are ignored and no random number is drawn. top_k 0, top_p 1 and min_p 0 are off.
+    repetition_penalty sees prompt and output; frequency_penalty and presence_penalty see the output only.
+    seed None draws a fresh one. max_tokens None means: until the context is full. logprobs n adds the n most likely
+    tokens of each position. ignore_eos only keeps EOS from ending the output.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    temperature: float = Field(default=1.0, ge=0.0, allow_inf_nan=False)
+    top_k: int = Field(default=0, ge=-1)
+    top_p: float = Field(default=1.0, ge=0.0, le=1.0)
+    min_p: float = Field(default=0.0, ge=0.0, le=1.0)
+    repetition_penalty: float = Field(default=1.0, gt=0.0, allow_inf_nan=False)
+    frequency_penalty: float = Field(default=0.0, allow_inf_nan=False)
+    presence_penalty: float = Field(default=0.0, allow_inf_nan=False)
+    seed: int | None = Field(default=None, ge=0, lt=2**64)
+    max_tokens: int | None = Field(default=128, ge=1)
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    include_stop: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = Field(default=None, ge=0, le=100)
+    skip_special_tokens: bool = True
+    grammar: GrammarSpec | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _single_stop(cls, data: Any) -> Any:
+        if isinstance(data, dict) and isinstance(data.get("stop"), str):
+            return {**data, "stop": (data["stop"],)}
+        return data
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature < GREEDY_BELOW
+
+    @property
+    def mode(self) -> Literal["greedy", "sampled"]:
+        return "greedy" if self.greedy else "sampled"
