@@ -136,7 +136,8 @@ class Segment:
     """One sequence's rows in a flat batch. Written by the engine, read by backend and attention.
 
     Rows query_start .. query_start + num_query of the batch are positions num_context .. of the sequence.
-    block_table covers num_context + num_query tokens; slot = block_table[p // block_size] * block_size + p % block_size.
+    block_table covers num_context + num_query tokens; position p lives in slot
+    block_table[p // block_size] * block_size + p % block_size.
     """
 
     sequence_id: int
@@ -185,7 +186,7 @@ class SampleRow:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Raw log-probabilities (nats, before masks and steps) of one position: the sampled token, its rank, the top ones."""
+    """Raw log-probabilities (nats, before masks and steps) of one position."""
 
     token_id: int
     logprob: float

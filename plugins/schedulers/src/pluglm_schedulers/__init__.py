@@ -1,0 +1,1 @@
+"""Scheduling policies: preferences for the kernel's planner, one module per policy."""

@@ -36,7 +36,7 @@ class Attention(Component, Protocol):
     """
 
     def plan(self, batch: AttentionBatch) -> Any:
-        """Whatever the layers of this step share (index tensors, masks). Opaque to the kernel; dropped after the step."""
+        """Whatever the layers of this step share (index tensors, masks). Opaque to the kernel, dropped afterwards."""
         ...
 
     def run(

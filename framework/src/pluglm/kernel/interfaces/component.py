@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 if TYPE_CHECKING:
     from pluglm.kernel.interfaces.model import ModelSpec
-    from pluglm.kernel.interfaces.services import RunnerFactory, TokenizerView
+    from pluglm.kernel.interfaces.services import ComponentResolver, RunnerFactory, TokenizerView
 
 
 class ComponentConfig(BaseModel):
@@ -38,7 +38,8 @@ class BuildContext:
     """What a component may know of the run it is built for. Written by the kernel before weights load its tensors.
 
     device, dtype: torch names ("cpu", "float32"); kv_bytes: bytes that the KV cache may take; bytes_per_token: KV bytes
-    of one token over all layers. A drafter that needs a model of its own builds it with `build_runner`.
+    of one token over all layers. A drafter that needs a model of its own builds it with `build_runner`; a component
+    with small components of its own (a chain of logits steps) finds them with `resolve_component`.
     """
 
     spec: ModelSpec
@@ -53,6 +54,7 @@ class BuildContext:
     tokenizer: TokenizerView
     eos_token_ids: frozenset[int]
     build_runner: RunnerFactory
+    resolve_component: ComponentResolver
 
 
 class Component(Protocol):

@@ -13,7 +13,7 @@ DRAFTER_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftRequest:
-    """One sequence that may be drafted for. token_ids: prompt and committed output; at most max_tokens may be proposed."""
+    """One sequence to draft for. token_ids: prompt and committed output; at most max_tokens may be proposed."""
 
     sequence_id: int
     token_ids: list[int]

@@ -16,7 +16,7 @@ GRAMMAR_VERSION = 1
 
 
 class Matcher(Protocol):
-    """The state of one sequence. EOS is a token like any other: accepting it terminates, rolling it back un-terminates."""
+    """The state of one sequence. EOS is a token like any other: accepting it terminates, undoing that un-terminates."""
 
     @property
     def terminated(self) -> bool: ...

@@ -34,7 +34,8 @@ class Capacity:
 class KVTransaction(Protocol):
     """Changes of one step, all or nothing. Nothing is visible to others before commit; rollback undoes everything.
 
-    Sizes are total tokens of the sequence, not increments. An operation that raises has changed nothing.
+    Sizes are total tokens of the sequence, not increments. An operation that raises has changed nothing. After commit
+    or rollback every operation raises RuntimeError (a planner that was given up on may still hold the transaction).
     """
 
     def acquire(self, sequence_id: int) -> None:

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 MODEL_VERSION = 1
 
-# T: tokens of the flat batch, R: rows with logits, D: hidden size, V: vocabulary, N: query heads, K: kv heads, H: head dim
+# T: tokens of the flat batch, R: rows with logits, D: hidden size, V: vocabulary
+# N: query heads, K: kv heads, H: head dim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +111,7 @@ class Model(Protocol):
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, context: ModelContext) -> Model:
-        """All shapes are checked before the first tensor is read; missing or misshaped tensors raise CheckpointError."""
+        """Checks all shapes before it reads the first tensor; a missing or misshaped one raises CheckpointError."""
         ...
 
     def forward(self, inputs: ModelInput, attend: AttentionCall) -> torch.Tensor:

@@ -31,13 +31,23 @@ class Sampler(Component, Protocol):
         ...
 
 
+class ParamsChecker(Protocol):
+    """Optional ability of a sampler: refuse at admission what it would have to ignore."""
+
+    def check(self, params: SamplingParams) -> str | None:
+        """Why this sampler cannot honour params, or None."""
+        ...
+
+
 class LogitsStep(Component, Protocol):
     """One transformation of logits. Built as cls(config, vocab_size: int) by the sampler, not by the kernel.
 
     argmax_invariant: the most likely token is never changed, so greedy rows skip the step.
+    parameters: the SamplingParams fields that it reads.
     """
 
     argmax_invariant: ClassVar[bool]
+    parameters: ClassVar[tuple[str, ...]]
 
     def is_active(self, params: SamplingParams) -> bool:
         """False when the step would leave this request's rows bitwise unchanged."""

@@ -57,7 +57,7 @@ class Victims:
 
 
 class SchedulingPolicy(Component, Protocol):
-    """Preferences only; the kernel owns every mutation and every invariant. Must not keep or change what it is shown."""
+    """Preferences only; the kernel owns every mutation and every invariant."""
 
     def admit(self, request: RequestView, num_waiting: int) -> Accept | Reject:
         """Called once, when a request arrives and could fit."""

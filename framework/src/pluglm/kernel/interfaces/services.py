@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import torch
 
     from pluglm.kernel.core import ModelInput
     from pluglm.kernel.interfaces.checkpoint import Checkpoint
+    from pluglm.kernel.interfaces.component import ComponentConfig
     from pluglm.kernel.interfaces.kv import KVManager
     from pluglm.kernel.interfaces.model import ModelSpec
     from pluglm.kernel.sampling_params import SamplingParams
@@ -71,8 +72,14 @@ class Runner(Protocol):
     def run(self, inputs: ModelInput) -> torch.Tensor: ...
 
 
+class ComponentResolver(Protocol):
+    """(kind, name, options) -> the class, checked, and its validated config. Raises PluginError or ConfigError."""
+
+    def __call__(self, kind: str, name: str, options: Mapping[str, Any]) -> tuple[type[Any], ComponentConfig]: ...
+
+
 class RunnerFactory(Protocol):
-    """Builds a Runner for another checkpoint on the same backend and attention; `tokenizer_json` is its tokenizer."""
+    """(model, dtype) -> a Runner for another checkpoint on the same backend and attention, and its tokenizer."""
 
     def __call__(self, model: str, dtype: str) -> tuple[Runner, TokenizerView]: ...
 

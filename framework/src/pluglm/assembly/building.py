@@ -1,0 +1,174 @@
+"""Builds a resolved run: backend, checkpoint, then every component, then the weights, then KV memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+
+from pluglm.assembly.checked_attention import CheckedAttention
+from pluglm.assembly.hook_calls import HookCaller
+from pluglm.assembly.resolving import Resolved, ResolvedRun
+from pluglm.kernel.config import validate
+from pluglm.kernel.core import Budget
+from pluglm.kernel.errors import CheckpointError, ConfigError, PluginError
+from pluglm.kernel.guard import Guard, Watched
+from pluglm.kernel.interfaces.backend import Backend, BackendContext
+from pluglm.kernel.interfaces.checkpoint import Checkpoint
+from pluglm.kernel.interfaces.component import BuildContext, ComponentConfig
+from pluglm.kernel.interfaces.model import LinearFactory, Model, ModelSpec
+from pluglm.kernel.interfaces.services import Progress, Runner, Services, TokenizerView
+from pluglm.kernel.parts import Parts
+from pluglm.kernel.planner import PolicyScheduler
+from pluglm.kernel.registry import find, list_entries, load
+from pluglm.kernel.runner import ModelRunner
+
+KV_SHARE = 4  # the KV cache takes at most one part in this many of the free memory, unless the config says more
+
+
+def build(run: ResolvedRun, services: Services, progress: Progress) -> Parts:
+    """The engine's parts. Every component is built before weights are read; nothing is kept when a stage raises."""
+    builder = _Builder(run, services, progress)
+    try:
+        return builder.build()
+    except BaseException:
+        builder.guard.close()
+        raise
+
+
+class _Builder:
+    def __init__(self, run: ResolvedRun, services: Services, progress: Progress) -> None:
+        self._run, self._services, self._progress = run, services, progress
+        self._slots, self._config = run.slots, run.config
+        self.guard = Guard(run.config.engine.plugin_timeout_s)
+        self._names = {slot: f"{slot} '{part.entry.name}'" for slot, part in self._slots.items()}
+
+    def build(self) -> Parts:
+        hooks = HookCaller({name: hook.build() for name, hook in self._run.hooks.items()})
+        backend = self._backend()
+        quantizer = self._quantizer(backend)
+        checkpoint = self._open(self._config.model.path, self._config.model.revision)
+        try:
+            family = self._family(checkpoint, self._config.model.family)
+            context = self._context(family.read_spec(checkpoint.config), backend, checkpoint)
+            slots = ("attention", "kv", "scheduler", "sampler", "grammar", "drafter")
+            built = {slot: self._slots[slot].build(context) for slot in slots if slot in self._slots}
+            runner = self._runner(backend, family, checkpoint, built, quantizer)
+        finally:
+            checkpoint.close()
+        return self._parts(context, built, runner, hooks)
+
+    def _parts(self, context: BuildContext, built: Mapping[str, Any], runner: ModelRunner, hooks: HookCaller) -> Parts:
+        is_policy = self._slots["scheduler"].entry.kind == "scheduling_policy"
+        involved = [self._names[slot] for slot in ("backend", "attention", "quantizer") if slot in self._names]
+        engine, text_stream = self._config.engine, self._services.text_stream
+        return Parts(
+            runner=runner,
+            scheduler=cast(Any, PolicyScheduler(built["scheduler"])) if is_policy else built["scheduler"],
+            policy=built["scheduler"] if is_policy else None,
+            sampler=built["sampler"],
+            drafter=built.get("drafter"),
+            grammar=built.get("grammar"),
+            tokenizer=context.tokenizer,
+            text_stream=lambda params: text_stream(context.tokenizer, params),
+            eos_token_ids=context.eos_token_ids,
+            hooks=hooks,
+            guard=self.guard,
+            names={**self._names, "step": f"model '{runner.spec.family}' with {', '.join(involved)}"},
+            budget=Budget(num_tokens=engine.max_step_tokens, num_seats=engine.max_num_seqs),
+            max_model_len=context.max_model_len,
+        )
+
+    def _backend(self) -> Backend:
+        part, engine = self._slots["backend"], self._config.engine
+        reason = part.cls.unavailable()
+        if reason is not None:
+            raise PluginError(f"{part.entry} cannot run on this machine: {reason}")
+        context = BackendContext(
+            dtype=self._config.model.dtype, deterministic=engine.deterministic, num_threads=engine.num_threads
+        )
+        return cast(Backend, part.build(context))
+
+    def _quantizer(self, backend: Backend) -> LinearFactory | None:
+        part = self._slots.get("quantizer")
+        if part is None:
+            return None
+        return cast(LinearFactory, part.build(backend.device, getattr(torch, self._config.model.dtype)).make_linear)
+
+    def _open(self, model: str, revision: str | None) -> Checkpoint:
+        return self._services.open_checkpoint(self._services.resolve_model(model, revision, self._progress))
+
+    def _family(self, checkpoint: Checkpoint, override: str | None) -> type[Model]:
+        """The family class by `model_type`; an unknown one lists those that are known."""
+        name = override or checkpoint.config.get("model_type")
+        known = sorted({entry.name for entry in list_entries("model")})
+        if not isinstance(name, str) or (name not in known and ":" not in name):
+            hint = f"known families: {', '.join(known)}; install a plugin for it or set model.family"
+            raise CheckpointError(f"{checkpoint.path}: model_type {name!r} is not a known family; {hint}")
+        return cast(type[Model], load(find(("model",), name, self._config.folder)))
+
+    def _context(self, spec: ModelSpec, backend: Backend, checkpoint: Checkpoint) -> BuildContext:
+        config, engine = self._config, self._config.engine
+        tokenizer = self._services.load_tokenizer(checkpoint)
+        limit = config.model.max_model_len or spec.max_position
+        if limit > spec.max_position:
+            raise ConfigError(
+                f"{config.source}: model.max_model_len: {limit} is more than the {spec.max_position} that the model has"
+            )
+        return BuildContext(
+            spec=spec,
+            device=backend.device,
+            dtype=config.model.dtype,
+            deterministic=engine.deterministic,
+            max_num_seqs=engine.max_num_seqs,
+            max_step_tokens=engine.max_step_tokens,
+            max_model_len=limit,
+            kv_bytes=engine.kv_memory or backend.free_memory() // KV_SHARE,
+            bytes_per_token=spec.kv_values_per_token * getattr(torch, config.model.dtype).itemsize,
+            tokenizer=tokenizer,
+            eos_token_ids=self._services.eos_token_ids(checkpoint, tokenizer),
+            build_runner=lambda model, dtype: self._second_runner(backend, model, dtype),
+            resolve_component=self._resolve_component,
+        )
+
+    def _runner(
+        self,
+        backend: Backend,
+        family: type[Model],
+        checkpoint: Checkpoint,
+        built: Mapping[str, Any],
+        make_linear: LinearFactory | None,
+    ) -> ModelRunner:
+        """Weights, then KV memory. Attention is watched, so that a failure inside a step carries its name."""
+        model = backend.load_model(family, checkpoint, make_linear, self._progress)
+        attention = CheckedAttention(built["attention"], self._names["attention"])
+        store = backend.allocate_kv(built["kv"].layout, model.spec)
+        return ModelRunner(backend, model, Watched(attention, self.guard, self._names["attention"]), built["kv"], store)
+
+    def _second_runner(self, backend: Backend, model: str, dtype: str) -> tuple[Runner, TokenizerView]:
+        """Another checkpoint on the same backend, with attention and KV of the same classes but of its own."""
+        if dtype != self._config.model.dtype:
+            raise ConfigError(f"a second model runs in the first one's dtype ({self._config.model.dtype}), not {dtype}")
+        checkpoint = self._open(model, None)
+        try:
+            family = self._family(checkpoint, None)
+            spec = family.read_spec(checkpoint.config)
+            context = self._context(spec, backend, checkpoint)
+            limit = min(spec.max_position, self._config.model.max_model_len or spec.max_position)
+            context = replace(context, max_model_len=limit)
+            built = {slot: self._slots[slot].build(context) for slot in ("attention", "kv")}
+            return self._runner(backend, family, checkpoint, built, None), context.tokenizer
+        finally:
+            checkpoint.close()
+
+    def _resolve_component(self, kind: str, name: str, options: Mapping[str, Any]) -> tuple[type[Any], ComponentConfig]:
+        entry = find((kind,), name, self._config.folder)
+        cls = load(entry)
+        return cls, validate(cls.Config, dict(options), self._config.source, (kind, name))
+
+
+def describe_slots(run: ResolvedRun) -> list[tuple[str, Resolved]]:
+    """Every filled slot and hook in the order a reader expects."""
+    return [*run.slots.items(), *((f"hooks.{name}", hook) for name, hook in run.hooks.items())]

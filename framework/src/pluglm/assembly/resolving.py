@@ -1,0 +1,164 @@
+"""From a config to a running engine: resolve every name, accept or refuse the combination, then build in order.
+
+Everything that can be wrong with a name, a version, a config or a combination is found before weights are read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pluglm.kernel.config import RunConfig, Slot, validate
+from pluglm.kernel.errors import IncompatibleError, PluginError, PluglmError
+from pluglm.kernel.interfaces.component import Capabilities
+from pluglm.kernel.registry import Entry, find, load
+
+SLOTS: dict[str, tuple[str, ...]] = {
+    "backend": ("backend",),
+    "attention": ("attention",),
+    "kv": ("kv",),
+    "scheduler": ("scheduler", "scheduling_policy"),
+    "sampler": ("sampler",),
+    "quantizer": ("quantizer",),
+    "drafter": ("drafter",),
+    "grammar": ("grammar",),
+}
+AUTO = {"backend": ("pluglm:cuda", "pluglm:cpu")}  # a fixed list: installing a package never changes a choice
+INVARIANT = "numerics:batch_invariant"
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """One filled slot: where the class came from, the class, its validated config."""
+
+    entry: Entry
+    cls: type[Any]
+    config: Any
+
+    def build(self, *context: Any) -> Any:
+        """cls(config, *context). Raises PluginError naming the entry for whatever the constructor raises."""
+        try:
+            return self.cls(self.config, *context)
+        except PluglmError as error:
+            raise type(error)(f"{self.entry} cannot be built: {error}") from error
+        except Exception as error:  # a plugin's constructor may raise anything
+            cause = " ".join(f"{type(error).__name__}: {error}".split())
+            raise PluginError(f"{self.entry} cannot be built: {cause}") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedRun:
+    """A config with every name resolved. auto: slot -> what each candidate that was passed over said."""
+
+    config: RunConfig
+    slots: Mapping[str, Resolved]
+    hooks: Mapping[str, Resolved]
+    auto: Mapping[str, Mapping[str, str]]
+
+    def plan(self) -> dict[str, dict[str, Any]]:
+        """What fills each slot, as JSON data: two processes that print the same plan run the same components."""
+        parts = {**self.slots, **{f"hooks.{name}": hook for name, hook in self.hooks.items()}}
+        return {slot: _describe(part) for slot, part in parts.items()}
+
+
+def _describe(part: Resolved) -> dict[str, Any]:
+    entry, config = part.entry, part.config.model_dump(mode="json")
+    digest = hashlib.sha256(part.config.model_dump_json().encode()).hexdigest()[:16]
+    return {
+        "name": entry.name,
+        "distribution": entry.distribution,
+        "version": entry.version,
+        "class": entry.target,
+        "interface_version": part.cls.interface_version,
+        "config": config,
+        "config_digest": digest,
+    }
+
+
+def require_same_plan(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
+    """Raises PluginError naming the first slot and field in which two processes' plans differ."""
+    for slot in sorted({*mine, *theirs}):
+        here, there = mine.get(slot), theirs.get(slot)
+        if here is None or there is None:
+            raise PluginError(f"slot '{slot}' is filled in only one of the two processes; give both the same config")
+        for field in sorted({*here, *there}):
+            if here.get(field) != there.get(field):
+                what = f"slot '{slot}': {field} is {here.get(field)!r} here and {there.get(field)!r} there"
+                raise PluginError(f"{what}; install the same packages and give both the same config")
+
+
+def resolve(config: RunConfig) -> ResolvedRun:
+    """Import and check every named class, validate its config, check the combination. Builds nothing."""
+    slots: dict[str, Resolved] = {}
+    auto: dict[str, Mapping[str, str]] = {}
+    for slot, kinds in SLOTS.items():
+        chosen: Slot | None = getattr(config, slot)
+        if chosen is None:
+            continue
+        if chosen.use == "auto" and slot in AUTO:
+            slots[slot], auto[slot] = _choose(slot, chosen, config)
+        else:
+            slots[slot] = _resolve_slot(kinds, chosen, config, (slot,))
+    hooks = {
+        one.use: _resolve_slot(("hooks",), one, config, ("hooks", str(index))) for index, one in enumerate(config.hooks)
+    }
+    _check_combination(config, slots)
+    return ResolvedRun(config=config, slots=slots, hooks=hooks, auto=auto)
+
+
+def _resolve_slot(kinds: tuple[str, ...], slot: Slot, config: RunConfig, path: tuple[str, ...]) -> Resolved:
+    try:
+        entry = find(kinds, slot.use, config.folder)
+        cls = load(entry)
+    except PluginError as error:
+        raise PluginError(f"{config.source}: {'.'.join(path)}: {error}") from error
+    return Resolved(entry, cls, validate(cls.Config, slot.options, config.source, path))
+
+
+def _choose(slot: str, chosen: Slot, config: RunConfig) -> tuple[Resolved, Mapping[str, str]]:
+    """The first candidate of a fixed list that this machine can run, and why the others were passed over."""
+    refused: dict[str, str] = {}
+    for name in AUTO[slot]:
+        candidate = _resolve_slot(SLOTS[slot], chosen.model_copy(update={"use": name}), config, (slot,))
+        reason = candidate.cls.unavailable()
+        if reason is None:
+            return candidate, refused
+        refused[candidate.entry.name] = reason
+    raise PluginError(f"{config.source}: {slot}: auto found nothing that runs here: {refused}")
+
+
+def _check_combination(config: RunConfig, slots: Mapping[str, Resolved]) -> None:
+    """Raises IncompatibleError naming the pair when a need is not met or a refused tag is present."""
+    capabilities = {slot: _capabilities(part) for slot, part in slots.items()}
+    owners = {tag: slots[slot].entry for slot, one in capabilities.items() for tag in one.provides}
+    tags: dict[str, str] = {tag: str(entry) for tag, entry in owners.items()}
+    tags |= {f"slot:{slot}": str(part.entry) for slot, part in slots.items()}
+    tags[f"dtype:{config.model.dtype}"] = f"model.dtype {config.model.dtype}"
+    if config.engine.deterministic:
+        tags["run:deterministic"] = "engine.deterministic"
+    for slot, one in capabilities.items():
+        for tag, reason in one.refuses.items():
+            if tag in tags:
+                raise IncompatibleError(f"{slots[slot].entry} cannot run with {tags[tag]}: {reason}")
+        for tag, reason in one.needs.items():
+            if tag not in tags:
+                raise IncompatibleError(f"{slots[slot].entry} needs '{tag}', which nothing here provides: {reason}")
+    if config.engine.deterministic:
+        for slot in ("backend", "attention", "quantizer"):
+            if slot in slots and INVARIANT not in capabilities[slot].provides:
+                raise IncompatibleError(
+                    f"{slots[slot].entry} cannot run with engine.deterministic: it does not provide '{INVARIANT}'"
+                )
+
+
+def _capabilities(part: Resolved) -> Capabilities:
+    found: object = None
+    try:
+        found = part.cls.capabilities(part.config)
+    except Exception as error:  # the plugin's own code
+        raise PluginError(f"{part.entry}: capabilities() raised {type(error).__name__}: {error}") from error
+    if not isinstance(found, Capabilities):
+        raise PluginError(f"{part.entry}: capabilities() must return Capabilities, not {type(found).__name__}")
+    return found

@@ -1,0 +1,76 @@
+"""The public RunConfig: the kernel's model of a run, read from YAML or a dictionary with overrides by key path."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import PrivateAttr
+
+from pluglm.kernel import config as kernel_config
+from pluglm.kernel.config import validate
+from pluglm.kernel.errors import ConfigError
+
+
+class RunConfig(kernel_config.RunConfig):
+    __doc__ = kernel_config.RunConfig.__doc__
+
+    _overridden: frozenset[str] = PrivateAttr(default=frozenset())
+
+    @property
+    def overridden(self) -> frozenset[str]:
+        """Key paths that were set over the file."""
+        return self._overridden
+
+    @classmethod
+    def from_file(cls, path: str | Path, overrides: Mapping[str, Any] | None = None) -> RunConfig:
+        """Read YAML, apply `overrides` (key path -> value), validate; ConfigError names file, key path and fix."""
+        path = Path(path)
+        return cls.from_dict(_read_yaml(path), overrides, source=str(path), folder=path.resolve().parent)
+
+    @classmethod
+    def from_dict(
+        cls,
+        data: Mapping[str, Any],
+        overrides: Mapping[str, Any] | None = None,
+        *,
+        source: str = "config",
+        folder: Path | None = None,
+    ) -> RunConfig:
+        """The same from a dictionary."""
+        merged = dict(data)
+        for key_path, value in (overrides or {}).items():
+            merged = _override(merged, key_path.split("."), value, key_path)
+        config = validate(cls, merged, source)
+        config._source, config._folder, config._overridden = source, folder, frozenset(overrides or {})
+        return config
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(data or {}, dict):
+        raise ConfigError(f"{path}: the top level must be a mapping of keys, not {type(data).__name__}")
+    return data or {}
+
+
+def _override(data: dict[str, Any], keys: list[str], value: Any, key_path: str) -> dict[str, Any]:
+    """A copy of data with one value set. Naming another component drops the keys of the one it replaces."""
+    key, rest = keys[0], keys[1:]
+    if not key:
+        raise ConfigError(f"--set {key_path}: empty key in the path")
+    if not rest:
+        replaces = key == "use" and data.get("use") not in (None, value)
+        return {key: value} if replaces else {**data, key: value}
+    below = data.get(key)
+    if isinstance(below, str):
+        below = {"use": below}
+    if below is not None and not isinstance(below, dict):
+        raise ConfigError(f"--set {key_path}: '{key}' is not a mapping, so nothing can be set below it")
+    return {**data, key: _override(below or {}, rest, value, key_path)}

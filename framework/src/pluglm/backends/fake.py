@@ -1,0 +1,98 @@
+"""The fake backend: a run without weights, on a clock of its own. Knows what was stored where, no arithmetic."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from pydantic import Field
+
+from pluglm.backends.dtypes import torch_dtype
+from pluglm.backends.fake_model import FakeKVStore, FakeModel, hashed_logits, prefix_digest
+from pluglm.backends.threads import thread_count
+from pluglm.kernel.core import ModelInput, Segment
+from pluglm.kernel.interfaces.attention import Attention
+from pluglm.kernel.interfaces.backend import BackendContext
+from pluglm.kernel.interfaces.checkpoint import Checkpoint
+from pluglm.kernel.interfaces.component import Capabilities, ComponentConfig
+from pluglm.kernel.interfaces.kv import KVLayout, KVStore
+from pluglm.kernel.interfaces.model import LinearFactory, Model, ModelSpec
+from pluglm.kernel.interfaces.services import Progress
+
+
+class FakeConfig(ComponentConfig):
+    """What a step costs on the virtual clock, in seconds, and the bytes of memory that it claims to have free."""
+
+    step_base_s: float = Field(default=0.01, ge=0.0)
+    token_s: float = Field(default=0.0001, ge=0.0)
+    memory_bytes: int = Field(default=1 << 30, ge=0)
+
+
+class FakeBackend:
+    """Writes (token id, position) into the KV slots and reads each sequence back through its block table.
+
+    A row's logits are a hash of all it reads, so a stale, shifted or foreign block changes the output. The attention
+    is built but never called, which the tag `attention:unused` declares; the dtype only sizes the KV budget.
+    """
+
+    Config = FakeConfig
+    interface_version = 1
+    device = "cpu"
+
+    def __init__(self, config: FakeConfig, context: BackendContext) -> None:
+        torch_dtype(context.dtype, "fake")
+        self._config = config
+        self._num_threads = context.num_threads
+        self._now_s = 0.0
+
+    @classmethod
+    def capabilities(cls, config: Any) -> Capabilities:
+        return Capabilities(
+            provides=frozenset({"numerics:batch_invariant", "attention:unused"}),
+            refuses={"slot:quantizer": "it computes no weights, so there is nothing to quantise"},
+        )
+
+    @classmethod
+    def unavailable(cls) -> str | None:
+        return None
+
+    def now(self) -> float:
+        return self._now_s
+
+    def free_memory(self) -> int:
+        return self._config.memory_bytes
+
+    def load_model(
+        self,
+        family: type[Model],
+        checkpoint: Checkpoint,
+        make_linear: LinearFactory | None,
+        progress: Progress,
+    ) -> Model:
+        """The family's shape alone; no tensor of the checkpoint is read, so there is no progress to report."""
+        # The class methods of the contract, load and read_spec, stay with the family.
+        return cast("Model", FakeModel(family.read_spec(checkpoint.config)))
+
+    def allocate_kv(self, layout: KVLayout, spec: ModelSpec) -> KVStore:
+        return FakeKVStore(layout)
+
+    def execute(self, model: Model, inputs: ModelInput, attention: Attention, kv: KVStore) -> torch.Tensor:
+        with thread_count(self._num_threads), torch.inference_mode():
+            kv.copy_blocks(inputs.copies)
+            kv.keys(0)[inputs.slots_T, 0, 0] = inputs.token_ids_T
+            kv.values(0)[inputs.slots_T, 0, 0] = inputs.positions_T
+            rows = [_row_logits(inputs, row, kv, model.spec.vocab_size) for row in inputs.logit_rows_R.tolist()]
+        self._now_s += self._config.step_base_s + self._config.token_s * inputs.token_ids_T.numel()
+        return torch.stack(rows) if rows else torch.empty((0, model.spec.vocab_size))
+
+
+def _row_logits(inputs: ModelInput, row: int, kv: KVStore, vocab_size: int) -> torch.Tensor:
+    segment = next(s for s in inputs.segments if s.query_start <= row < s.query_start + s.num_query)
+    num_tokens = segment.num_context + row - segment.query_start + 1
+    slots_P = _slots(segment, inputs.block_size)[:num_tokens]
+    pairs_P2 = torch.stack((kv.keys(0)[slots_P, 0, 0], kv.values(0)[slots_P, 0, 0]), dim=1)
+    return hashed_logits(prefix_digest(pairs_P2), vocab_size)
+
+
+def _slots(segment: Segment, block_size: int) -> torch.Tensor:
+    return (torch.tensor(segment.block_table)[:, None] * block_size + torch.arange(block_size)).flatten()

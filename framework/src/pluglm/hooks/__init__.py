@@ -1,0 +1,1 @@
+"""Hook plugins that come with the framework."""

@@ -1,0 +1,409 @@
+"""The engine loop: plan, execute, sample, commit. It owns every sequence's state; plugins return values."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+
+from pluglm.kernel import admission, drafting
+from pluglm.kernel.core import (
+    Event,
+    FinishReason,
+    PlanItem,
+    Request,
+    Sequence,
+    Status,
+    StepPlan,
+    StepView,
+)
+from pluglm.kernel.drawing import Drawer, Drawn, Window
+from pluglm.kernel.errors import ComponentFailure
+from pluglm.kernel.guard import Watched
+from pluglm.kernel.interfaces.grammar import Matcher
+from pluglm.kernel.interfaces.kv import KVManager
+from pluglm.kernel.interfaces.services import TextStream
+from pluglm.kernel.parts import Parts
+from pluglm.kernel.planner import refuse_bad_items
+from pluglm.kernel.sampling_params import SamplingParams
+
+logger = logging.getLogger("pluglm")
+ResultT = TypeVar("ResultT")
+MAX_IDLE_STEPS = 100  # empty plans in a row, with work waiting, before the scheduler is called stuck
+
+
+@dataclass(slots=True)
+class _Step:
+    """What one step works on: the planned sequences, each with its token count, and the block copies to do first."""
+
+    items: list[tuple[Sequence, int]] = field(default_factory=list)
+    copies: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def windows(self) -> list[Window]:
+        """Those that reach the end of what is known, with the drafts that were computed along."""
+        return [
+            Window(sequence, tuple(sequence.drafts[: num_drafts(sequence, count)]))
+            for sequence, count in self.items
+            if num_drafts(sequence, count) >= 0
+        ]
+
+
+def num_drafts(sequence: Sequence, num_tokens: int) -> int:
+    """Drafts computed with num_tokens tokens; negative when not even all known tokens are."""
+    return sequence.num_computed + num_tokens - len(sequence.token_ids)
+
+
+class EngineCore:
+    """Drives requests to their one terminal event. Not thread-safe: callers take turns."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        self.kv: KVManager = Watched(parts.runner.kv, parts.guard, parts.names["kv"])  # type: ignore[assignment]
+        self._drawer = Drawer(parts.sampler, parts.names["sampler"], parts.names["step"], parts.tokenizer.vocab_size)
+        self._running: dict[int, Sequence] = {}
+        self._waiting: dict[int, Sequence] = {}
+        self._by_request: dict[str, Sequence] = {}
+        self._streams: dict[int, TextStream] = {}
+        self._held_back: list[int] = []  # sequences whose KV an abandoned call may still write to
+        self._events: list[Event] = []
+        self._next_id = self._step_index = self._idle_steps = 0
+
+    def now(self) -> float:
+        return self.parts.runner.backend.now()
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._running or self._waiting or self._events)
+
+    def add(
+        self,
+        request_id: str,
+        prompt_token_ids: Iterable[int],
+        params: SamplingParams,
+        priority: int = 0,
+        tenant: str = "",
+    ) -> Request:
+        """Queue a request. Raises RequestError (nothing queued) when it can never run or the policy refuses it."""
+        request = Request(
+            request_id=request_id,
+            prompt_token_ids=tuple(prompt_token_ids),
+            params=params,
+            seed=secrets.randbits(64) if params.seed is None else params.seed,
+            arrival_s=self.now(),
+            max_new_tokens=0 if params.max_tokens is None else params.max_tokens,
+            priority=priority,
+            tenant=tenant,
+        )
+        sequence = admission.admit(request, self._next_id, self.parts, self._by_request, len(self._waiting))
+        self._next_id += 1
+        self._waiting[sequence.sequence_id] = self._by_request[request_id] = sequence
+        self._streams[sequence.sequence_id] = self.parts.text_stream(params)
+        self.parts.hooks.call("request_admitted", request=sequence.request)
+        return sequence.request
+
+    def cancel(self, request_id: str) -> bool:
+        """End a request with `cancelled`; its event comes with the next step. False when it is not live."""
+        sequence = self._by_request.get(request_id)
+        if sequence is not None:
+            self._finish(sequence, "cancelled")
+        return sequence is not None
+
+    def step(self) -> list[Event]:
+        """Advance every request as the scheduler sees fit. Never raises for what a plugin does."""
+        started = self.now()
+        self._return_held_back()
+        self._propose()
+        step = self._plan()
+        logits_RV = self._execute(step)
+        drawn = self._sample(step, logits_RV)
+        self._commit(step, drawn)
+        num_tokens = sum(count for _, count in step.items)
+        self.parts.hooks.call("step_done", step=self._step_index, seconds=self.now() - started, num_tokens=num_tokens)
+        self._step_index += 1
+        events, self._events = self._events, []
+        return events
+
+    def close(self) -> None:
+        for sequence in list(self._by_request.values()):
+            self._finish(sequence, "cancelled")
+        self.parts.hooks.call("run_finished")
+        self.parts.guard.close()
+
+    def _attempt(
+        self,
+        slot: str,
+        touched: Iterable[Sequence],
+        call: Callable[[], ResultT],
+        undo: Callable[[], None] | None = None,
+    ) -> ResultT | None:
+        """call() under the guard; when the component fails (None), so do the requests it touched, and nothing else."""
+        try:
+            return self.parts.guard.call(self.parts.names[slot], call)
+        except ComponentFailure as failure:
+            logger.warning("%s", failure)
+            if undo is not None:
+                undo()
+            for sequence in list(touched):
+                self._finish(sequence, "error", error=str(failure))
+            return None
+
+    def _propose(self) -> None:
+        """Ask the drafter about every sequence that has nothing but its newest token to compute."""
+        drafter = self.parts.drafter
+        asked = drafting.requests(self._running.values(), self.parts.budget) if drafter else []
+        if drafter is None or not asked:
+            return
+        touched = [self._running[one.sequence_id] for one in asked]
+        answers = self._attempt(
+            "drafter", touched, lambda: drafting.ask(drafter, asked, self.parts.tokenizer.vocab_size)
+        )
+        for sequence, answer in zip(touched, answers or [], strict=False):
+            if isinstance(answer, str):
+                self._finish(sequence, "error", error=f"{self.parts.names['drafter']} {answer}")
+            else:
+                sequence.drafts = answer
+                sequence.num_drafted += len(answer)
+
+    def _plan(self) -> _Step:
+        """Ask the scheduler, validate its plan, and make the KV and the sequences agree with it."""
+        live = [*self._running.values(), *self._waiting.values()]
+        if not live:
+            return _Step()
+        view = self._view()
+        budget, scheduler = self.parts.budget, self.parts.scheduler
+        transaction = self._attempt("kv", live, self.kv.transaction)
+        if transaction is None:
+            return _Step()
+        watched: Any = Watched(transaction, self.parts.guard, self.parts.names["kv"])
+
+        def plan_and_check() -> tuple[StepPlan, list[str]]:
+            return refuse_bad_items(scheduler.plan(view, budget, watched), view, watched)
+
+        planned = self._attempt("scheduler", live, plan_and_check, undo=transaction.rollback)
+        copies = None if planned is None else self._attempt("kv", live, transaction.commit)
+        if planned is None or copies is None:
+            return _Step()
+        plan, refused = planned
+        for reason in refused:
+            logger.warning("%s: refused: %s", self.parts.names["scheduler"], reason)
+        self.parts.hooks.call("step_planned", view=view, plan=plan)
+        self._apply(plan)
+        self._watch_progress(plan)
+        items = [pair for item in plan.items if (pair := self._planned(item)) is not None]
+        return _Step(items, copies)
+
+    def _view(self) -> StepView:
+        waiting = sorted(self._waiting.values(), key=lambda s: (s.request.arrival_s, s.sequence_id))
+        return StepView(
+            step=self._step_index,
+            now_s=self.now(),
+            budget=self.parts.budget,
+            running=tuple(admission.view_of(s) for s in self._running.values()),
+            waiting=tuple(admission.view_of(s) for s in waiting),
+        )
+
+    def _apply(self, plan: StepPlan) -> None:
+        for sequence_id in plan.preempted:
+            sequence = self._running.pop(sequence_id, None)
+            if sequence is not None:
+                sequence.status, sequence.num_computed, sequence.drafts = Status.WAITING, 0, []
+                sequence.num_preemptions += 1
+                self._waiting[sequence_id] = sequence
+                self._forget_drafts(sequence)
+        for item in plan.items:
+            if (sequence := self._waiting.pop(item.sequence_id, None)) is not None:
+                sequence.status = Status.RUNNING
+                self._running[item.sequence_id] = sequence
+
+    def _planned(self, item: PlanItem) -> tuple[Sequence, int] | None:
+        """The live sequence of an item; one whose KV the scheduler did not extend fails by the scheduler's name."""
+        sequence = self._running.get(item.sequence_id)
+        if sequence is None:
+            return None
+        needed = sequence.num_computed + item.num_tokens
+        held = len(self.kv.block_table(item.sequence_id)) * self.kv.layout.block_size
+        if held >= needed:
+            return sequence, item.num_tokens
+        what = f"planned {needed} tokens of a sequence and extended its KV to {held}"
+        self._finish(sequence, "error", error=f"{self.parts.names['scheduler']} {what}")
+        return None
+
+    def _watch_progress(self, plan: StepPlan) -> None:
+        self._idle_steps = 0 if plan.items else self._idle_steps + 1
+        if self._idle_steps >= MAX_IDLE_STEPS:
+            reason = f"{self.parts.names['scheduler']} planned nothing in {MAX_IDLE_STEPS} steps with work waiting"
+            for sequence in list(self._by_request.values()):
+                self._finish(sequence, "error", error=reason)
+
+    def _execute(self, step: _Step) -> torch.Tensor | None:
+        """Run the planned tokens; logits of every row from each sequence's last known token on."""
+        if not step.items:
+            return None
+        touched = [sequence for sequence, _ in step.items]
+        num_rows = [max(0, num_drafts(sequence, count) + 1) for sequence, count in step.items]
+        parts = [
+            (s.sequence_id, (s.token_ids + s.drafts)[s.num_computed :][:count], s.num_computed)
+            for s, count in step.items
+        ]
+        inputs = self.parts.runner.make_input(parts, num_rows=num_rows, copies=step.copies)
+        logits_RV = self._attempt("backend", touched, lambda: self.parts.runner.run(inputs))
+        if logits_RV is None:
+            return None
+        expected = (sum(num_rows), self.parts.runner.spec.vocab_size)
+        if tuple(logits_RV.shape) != expected:
+            what = f"returned logits of shape {list(logits_RV.shape)} where {list(expected)} was asked"
+            for sequence in touched:
+                self._finish(sequence, "error", error=f"{self.parts.names['step']} {what}")
+            return None
+        return logits_RV
+
+    def _sample(self, step: _Step, logits_RV: torch.Tensor | None) -> list[Drawn]:
+        windows = step.windows
+        if logits_RV is None or not windows:
+            return []
+        touched = [window.sequence for window in windows]
+
+        def draw() -> list[Drawn]:
+            with torch.inference_mode():
+                return self._drawer.draw(logits_RV, windows)
+
+        return self._attempt("sampler", touched, draw) or []
+
+    def _commit(self, step: _Step, drawn: list[Drawn]) -> None:
+        """Accepted tokens become known, computed counts and KV follow, and whoever is done ends."""
+        windows = step.windows if drawn else []
+        for sequence, count in step.items:
+            if sequence.status is Status.RUNNING:
+                sequence.num_computed += min(count, len(sequence.token_ids) - sequence.num_computed)
+        trims: dict[int, int] = {}
+        for window, result in zip(windows, drawn, strict=True):
+            sequence = window.sequence
+            if result.error is not None:
+                self._finish(sequence, "error", error=result.error)
+                continue
+            sequence.num_computed += result.num_accepted
+            sequence.num_accepted += result.num_accepted
+            sequence.drafts = []
+            self._emit(sequence, result)
+            if sequence.status is Status.RUNNING:
+                trims[sequence.sequence_id] = sequence.num_computed
+                self._observe(sequence, result)
+        self._trim(trims)
+
+    def _emit(self, sequence: Sequence, result: Drawn) -> None:
+        """Append the drawn tokens one by one up to the first that ends the request, and tell the caller."""
+        request, now = sequence.request, self.now()
+        stream, text, taken = self._streams[sequence.sequence_id], "", 0
+        reason: FinishReason | None = None
+        stop: str | int | None = None
+        for token in result.token_ids:
+            sequence.token_ids.append(token)
+            taken += 1
+            delta = stream.push(token)
+            text += delta.text
+            reason, stop = self._ending(sequence, token, delta.stopped)
+            if reason is not None:
+                break
+        if sequence.status is Status.FINISHED:
+            return
+        sequence.first_token_s = now if sequence.first_token_s is None else sequence.first_token_s
+        sequence.last_token_s = now
+        tokens, logprobs = tuple(result.token_ids[:taken]), tuple(result.logprobs[:taken])
+        if reason is None:
+            self._tell(Event(request_id=request.request_id, token_ids=tokens, text=text, logprobs=logprobs))
+        else:
+            self._finish(sequence, reason, stop=stop, token_ids=tokens, text=text, logprobs=logprobs)
+
+    def _ending(
+        self, sequence: Sequence, token: int, stopped: str | None
+    ) -> tuple[FinishReason | None, str | int | None]:
+        """Why the request is over after this token: a stop beats the length limit that the same token reaches."""
+        params = sequence.request.params
+        matcher = sequence.matcher
+        if matcher is not None and not self._follow(sequence, matcher, token):
+            return "error", None
+        if stopped is not None:
+            return "stop", stopped
+        is_eos = token in self.parts.eos_token_ids and not params.ignore_eos
+        if is_eos or token in params.stop_token_ids or (matcher is not None and matcher.terminated):
+            return "stop", token
+        return ("length", None) if sequence.num_output >= sequence.request.max_new_tokens else (None, None)
+
+    def _follow(self, sequence: Sequence, matcher: Matcher, token: int) -> bool:
+        """Advance the grammar by a committed token. False when it fails or refuses what its own mask allowed."""
+
+        def advance() -> bool:
+            if not matcher.accept(token):
+                raise ValueError(f"refused token {token}, which its mask allowed")
+            return True
+
+        return self._attempt("grammar", [sequence], advance) is True
+
+    def _observe(self, sequence: Sequence, result: Drawn) -> None:
+        drafter = self.parts.drafter
+        if drafter is not None:
+            arguments = (sequence.sequence_id, result.num_accepted, tuple(result.token_ids))
+            self._attempt("drafter", [sequence], lambda: drafter.observe(*arguments))
+
+    def _forget_drafts(self, sequence: Sequence) -> None:
+        drafter = self.parts.drafter
+        if drafter is not None:
+            self._attempt("drafter", [], lambda: drafter.release(sequence.sequence_id))
+
+    def _trim(self, sizes: dict[int, int]) -> None:
+        """KV of refused drafts goes back; what is left is overwritten by the next tokens."""
+        if not sizes or self.parts.drafter is None:
+            return
+
+        def trim() -> None:
+            transaction = self.kv.transaction()
+            for sequence_id, num_tokens in sizes.items():
+                transaction.trim(sequence_id, num_tokens)
+            transaction.commit()
+
+        self._attempt("kv", [self._running[sequence_id] for sequence_id in sizes], trim)
+
+    def _tell(self, event: Event) -> None:
+        if self.parts.policy is not None:
+            policy = self.parts.policy
+            self._attempt("scheduler", [], lambda: policy.on_event(event))
+        self.parts.hooks.call("event_emitted", event=event)
+        self._events.append(event)
+
+    def _finish(self, sequence: Sequence, reason: FinishReason, **details: Any) -> None:
+        """The one terminal event of a request; its seat, KV and plugin state go back first."""
+        if sequence.status is Status.FINISHED:
+            return
+        held = sequence.status is Status.RUNNING
+        sequence.status, sequence.finish_reason = Status.FINISHED, reason
+        self._running.pop(sequence.sequence_id, None)
+        self._waiting.pop(sequence.sequence_id, None)
+        del self._by_request[sequence.request.request_id]
+        if held:
+            self._held_back.append(sequence.sequence_id)
+            self._return_held_back()
+        self._forget_drafts(sequence)
+        stream = self._streams.pop(sequence.sequence_id)
+        if not isinstance(details.get("stop"), str):
+            details["text"] = details.get("text", "") + stream.finish()
+        metrics = admission.metrics_of(sequence, self.now())
+        self._tell(Event(request_id=sequence.request.request_id, finish_reason=reason, metrics=metrics, **details))
+
+    def _return_held_back(self) -> None:
+        """Release the KV of ended sequences once no abandoned call can write to it any more."""
+        if not self._held_back or not self.parts.guard.settled:
+            return
+        held, self._held_back = self._held_back, []
+
+        def release() -> None:
+            transaction = self.kv.transaction()
+            for sequence_id in held:
+                transaction.release(sequence_id)
+            transaction.commit()
+
+        self._attempt("kv", [], release)

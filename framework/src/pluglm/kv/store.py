@@ -1,0 +1,36 @@
+"""Keys and values as plain tensors, one pair a layer. Knows slots, not sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from pluglm.kernel.interfaces.kv import KVLayout
+from pluglm.kernel.interfaces.model import ModelSpec
+
+
+class TensorKVStore:
+    """Storage is uninitialised: pages that no token is written to cost no memory, and are never read."""
+
+    def __init__(self, layout: KVLayout, spec: ModelSpec, device: str, dtype: torch.dtype) -> None:
+        self.layout = layout
+        num_slots = layout.num_blocks * layout.block_size
+        shapes = [(num_slots, layer.num_kv_heads, layer.head_dim) for layer in spec.layers]
+        self._keys = [torch.empty(shape, device=device, dtype=dtype) for shape in shapes]
+        self._values = [torch.empty(shape, device=device, dtype=dtype) for shape in shapes]
+
+    def keys(self, layer: int) -> torch.Tensor:
+        return self._keys[layer]
+
+    def values(self, layer: int) -> torch.Tensor:
+        return self._values[layer]
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        if not copies:
+            return
+        pairs = torch.tensor(copies, dtype=torch.int64, device=self._keys[0].device)
+        for stored in (*self._keys, *self._values):
+            blocks = stored.view(self.layout.num_blocks, self.layout.block_size, *stored.shape[1:])
+            # index_select makes the copy of all sources that a chain of pairs needs.
+            blocks.index_copy_(0, pairs[:, 1], blocks.index_select(0, pairs[:, 0]))

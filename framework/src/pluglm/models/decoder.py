@@ -1,0 +1,110 @@
+"""The decoder that all families share: loading in checked order, the forward pass, the head.
+
+All arithmetic on rows happens in functions given to `map_rows`; that is what lets a backend make them batch-invariant.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import torch
+from torch.nn.functional import embedding
+
+from pluglm.models.config_reader import ConfigReader
+from pluglm.models.layer import DecoderLayer
+from pluglm.models.loading import TensorLoader
+from pluglm.models.norms import row_norm
+from pluglm.models.rope import DynamicRotary, make_rotary, rotary_lengths
+from pluglm.models.settings import DecoderSettings
+from pluglm.models.tensor_plan import EMBEDDING, FINAL_NORM, NameLayout, factors_tensor, make_plan
+
+if TYPE_CHECKING:
+    from pluglm.kernel.core import ModelInput
+    from pluglm.kernel.interfaces.checkpoint import Checkpoint
+    from pluglm.kernel.interfaces.model import AttentionCall, ModelContext, ModelSpec
+
+# T: rows of the batch, R: rows with logits, D: hidden size, V: vocabulary, H: head dim
+
+
+class Decoder(ABC):
+    """A decoder-only language model on the kernel's Model contract; a family says how its configuration is read."""
+
+    interface_version: ClassVar[int] = 1
+    layer_class: ClassVar[type[DecoderLayer]] = DecoderLayer
+    name_layouts: ClassVar[tuple[NameLayout, ...]] = (NameLayout(),)
+    foreign_prefixes: ClassVar[tuple[str, ...]] = ()
+    spec: ModelSpec
+
+    def __init__(
+        self, settings: DecoderSettings, loader: TensorLoader, context: ModelContext, factors: str | None
+    ) -> None:
+        self.spec = settings.spec
+        self._map_rows = context.map_rows
+        self._embedding_VD = loader.tensor(EMBEDDING)
+        divisors = loader.tensor(factors) if factors is not None else None
+        self._rotaries = [
+            make_rotary(rope, divisors if index == 0 else None, context.dtype, context.device)
+            for index, rope in enumerate(settings.ropes)
+        ]
+        self._is_dynamic = any(isinstance(rotary, DynamicRotary) for rotary in self._rotaries)
+        self._layers = [self.layer_class(settings, layer.index, loader) for layer in self.spec.layers]
+        self._norm = row_norm(loader.tensor(FINAL_NORM), settings.norm_eps, settings.norm_offset)
+        self._head = loader.head(self._embedding_VD, settings.tied_head)
+        self._soft_cap = settings.final_soft_cap
+        scale = settings.embedding_scale
+        # transformers rounds the scale to the model's dtype before it multiplies.
+        self._embedding_scale = None if scale is None else torch.tensor(scale).to(context.dtype).item()
+
+    @classmethod
+    @abstractmethod
+    def read_settings(cls, config: ConfigReader) -> DecoderSettings:
+        """Everything the configuration fixes. Raises CheckpointError naming file and key."""
+
+    @classmethod
+    def read_spec(cls, config: Mapping[str, Any]) -> ModelSpec:
+        return cls.read_settings(ConfigReader(config, "config.json")).spec
+
+    @classmethod
+    def load(cls, checkpoint: Checkpoint, context: ModelContext) -> Self:
+        source = checkpoint.path / "config.json" if checkpoint.path.is_dir() else checkpoint.path
+        settings = cls.read_settings(ConfigReader(checkpoint.config, str(source)))
+        plan = make_plan(settings, checkpoint, cls.name_layouts)
+        plan.check(checkpoint, settings.spec.family, cls.foreign_prefixes)
+        loader = TensorLoader(checkpoint, context, plan)
+        return cls(settings, loader, context, factors_tensor(settings, checkpoint))
+
+    def forward(self, inputs: ModelInput, attend: AttentionCall) -> torch.Tensor:
+        map_rows = self._map_rows
+        longest = max((segment.num_keys for segment in inputs.segments), default=0)
+        for rotary in self._rotaries:
+            rotary.prepare(longest)
+        lengths_T = rotary_lengths(inputs) if self._is_dynamic else inputs.positions_T
+        x_TD, *angles = map_rows(self._embed, inputs.token_ids_T, inputs.positions_T, lengths_T)
+        for layer in self._layers:
+            cos_T1H, sin_T1H = angles[2 * layer.rope : 2 * layer.rope + 2]
+            q_TNH, k_TKH, v_TKH = map_rows(layer.pre_attention, x_TD, cos_T1H, sin_T1H)
+            out_TNH = attend(layer.spec, q_TNH, k_TKH, v_TKH)
+            (x_TD,) = map_rows(layer.post_attention, x_TD, out_TNH)
+        return x_TD
+
+    def logits(self, hidden_RD: torch.Tensor) -> torch.Tensor:
+        (logits_RV,) = self._map_rows(self._project, hidden_RD)
+        return logits_RV
+
+    def _embed(
+        self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, lengths_T: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        """x_TD, then cosine and sine of each rotary embedding."""
+        x_TD = embedding(token_ids_T, self._embedding_VD)
+        if self._embedding_scale is not None:
+            x_TD = x_TD * self._embedding_scale
+        angles = [rotary.rows(positions_T, lengths_T) for rotary in self._rotaries]
+        return (x_TD, *(tensor for pair in angles for tensor in pair))
+
+    def _project(self, hidden_RD: torch.Tensor) -> tuple[torch.Tensor]:
+        logits_RV = self._head(self._norm(hidden_RD)).float()
+        if self._soft_cap is not None:
+            logits_RV = (logits_RV / self._soft_cap).tanh_().mul_(self._soft_cap)
+        return (logits_RV,)

@@ -1,0 +1,42 @@
+"""The plainest sampler: argmax, nothing else. It refuses what it would have to ignore."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from pluglm.kernel.core import SampleRow
+from pluglm.kernel.errors import RequestError
+from pluglm.kernel.interfaces.component import BuildContext, ComponentConfig
+from pluglm.kernel.interfaces.sampler import Sampler
+from pluglm.kernel.sampling_params import SamplingParams
+from pluglm_samplers.admission import unsupported
+from pluglm_samplers.drawing import pick_best
+
+# R: rows, V: vocabulary
+
+
+class GreedySampler(Sampler):
+    """The most likely token, lowest id on ties. Draws no random number and knows no logits steps."""
+
+    interface_version = 1
+    Config = ComponentConfig
+
+    def __init__(self, config: ComponentConfig, context: BuildContext) -> None:
+        pass
+
+    def check(self, params: SamplingParams) -> str | None:
+        """Why these params need another sampler: a temperature, or a penalty."""
+        if not params.greedy:
+            return f"temperature={params.temperature!r} needs sampling: set temperature: 0 or sampler: chain"
+        wanted = unsupported(params, ())
+        return f"{wanted} would be ignored by sampler 'greedy': drop it or set sampler: chain" if wanted else None
+
+    def sample(self, logits_RV: torch.Tensor, rows: Sequence[SampleRow]) -> list[int]:
+        """RequestError for a row that `check` refuses; never greedy in silence."""
+        for row in rows:
+            reason = self.check(row.params)
+            if reason is not None:
+                raise RequestError(reason)
+        return [int(token_id) for token_id in pick_best(logits_RV).tolist()]

@@ -1,0 +1,40 @@
+"""Counter-based uniforms: a coin is a pure function of (seed, lane, position, purpose). There is no stream to share.
+
+Generator: Philox4x64-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), as numpy ships it.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+
+_COUNTERS = 2**256
+
+
+class Purpose(IntEnum):
+    """Separate domains of coins: one position may need several, and none may serve twice."""
+
+    DRAW = 0
+    ACCEPT = 1
+    RECOVER = 2
+    PROPOSE = 3
+    STEP = 4
+
+
+def philox_block(key: tuple[int, int], counter: int) -> tuple[int, int, int, int]:
+    """The four 64-bit words of Philox4x64-10 for two key words and a 256-bit counter (word 0 is the lowest)."""
+    # numpy advances the counter before it makes a block, so it is handed the one before.
+    generator = np.random.Philox(key=np.array(key, dtype=np.uint64), counter=(counter - 1) % _COUNTERS)
+    words = generator.random_raw(4)
+    return int(words[0]), int(words[1]), int(words[2]), int(words[3])
+
+
+def uniform(seed: int, lane: int, position: int, purpose: Purpose = Purpose.DRAW) -> float:
+    """u in the open interval (0, 1). seed, lane, position: 0 .. 2**64 - 1.
+
+    Key words (seed, lane), counter words (position, purpose, 0, 0). The top 52 bits of word 0 choose the midpoint
+    (k + 1/2) / 2**52: with 53 bits the largest midpoint would round to 1.0 in float64.
+    """
+    word = philox_block((seed, lane), (int(purpose) << 64) | position)[0]
+    return ((word >> 12) + 0.5) * 2.0**-52

@@ -1,0 +1,140 @@
+"""The draw: its law (cell test), its seeds, and that no neighbour, order or batch size can touch a row."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from sampler_cases import chain, random_logits, random_row, row
+
+from pluglm.kernel.core import SampleRow
+from pluglm.kernel.sampling_params import SamplingParams
+from pluglm_samplers.drawing import inverse_cdf
+
+
+def cell_statistic(counts: np.ndarray, target: np.ndarray) -> float:
+    """max over cells of N KL(observed | target), Bernoulli; infinite for a hit in a zero cell."""
+    total, worst = counts.sum(), 0.0
+    for count, expected in zip(counts, target, strict=True):
+        share = count / total
+        if expected == 0.0:
+            worst = max(worst, math.inf if count else 0.0)
+            continue
+        terms = [(share, expected), (1 - share, 1 - expected)]
+        worst = max(worst, total * sum(a * math.log(a / b) for a, b in terms if a > 0))
+    return worst
+
+
+@pytest.mark.parametrize("kind", ["peaked", "flat", "half_masked"])
+def test_law_of_the_draw(kind: str) -> None:
+    # Design, recipe: N = 50 000, V = 17, limit ln(2 C / delta) with delta = 1e-8; expected row by numpy in float64.
+    vocab_size, total = 17, 50_000
+    logits = {
+        "peaked": np.linspace(6, -6, vocab_size),
+        "flat": np.zeros(vocab_size),
+        "half_masked": np.ones(vocab_size),
+    }
+    values = logits[kind].copy()
+    if kind == "half_masked":
+        values[::2] = -np.inf
+    target = np.exp(values) / np.exp(values).sum()
+    counts = np.zeros(vocab_size)
+    logits_V = torch.tensor(values, dtype=torch.float32)
+    for start in range(0, total, 5000):
+        rows = [row(seed=7, position=start + index) for index in range(5000)]
+        drawn = chain(vocab_size).sample(logits_V.repeat(5000, 1), rows)
+        counts += np.bincount(drawn, minlength=vocab_size)
+    limit = math.log(2 * vocab_size / 1e-8)
+    assert cell_statistic(counts, target) <= limit
+    assert cell_statistic(np.roll(counts, 1), target) > limit or kind == "flat"  # the harness can reject
+
+
+@pytest.mark.parametrize("vocab_size", [5, 17, 1000, 40_001])
+def test_rows_are_bitwise_independent_of_their_batch(vocab_size: int) -> None:
+    generator = np.random.default_rng(vocab_size)
+    num_rows = 24 if vocab_size < 2000 else 6
+    rows = [
+        replace(random_row(generator, vocab_size), seed=index % 5, lane=index % 3, position=index)
+        for index in range(num_rows)
+    ]
+    rows[2] = replace(rows[2], params=SamplingParams(temperature=0.0, repetition_penalty=1.4))
+    logits_RV = random_logits(num_rows, vocab_size, seed=9)
+    sampler = chain(vocab_size)
+    alone = [sampler.sample(logits_RV[index : index + 1].clone(), [rows[index]])[0] for index in range(num_rows)]
+    order = generator.permutation(num_rows).tolist()
+    shuffled = sampler.sample(logits_RV[order].clone(), [rows[index] for index in order])
+    assert sampler.sample(logits_RV.clone(), rows) == alone
+    assert shuffled == [alone[index] for index in order]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("vocab_size", [17, 40_001])
+def test_transformed_logits_are_bitwise_independent_of_their_batch(vocab_size: int, threads: int) -> None:
+    generator = np.random.default_rng(vocab_size)
+    rows = [random_row(generator, vocab_size) for _ in range(6)]
+    logits_RV = random_logits(6, vocab_size, seed=2)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for step in chain(vocab_size)._steps:
+            active = [index for index, one in enumerate(rows) if step.is_active(one.params)]
+            many_RV = step.apply(logits_RV[active].clone(), [rows[index] for index in active])
+            for place, index in enumerate(active):
+                one_RV = step.apply(logits_RV[index : index + 1].clone(), [rows[index]])
+                assert torch.equal(one_RV[0], many_RV[place])
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_seed_lane_and_position_each_change_the_draw_and_nothing_else_does() -> None:
+    logits_RV = torch.zeros(1, 1000)
+
+    def token(seed: int = 1, lane: int = 0, position: int = 0) -> int:
+        return chain(1000).sample(logits_RV.clone(), [row(seed=seed, lane=lane, position=position)])[0]
+
+    assert token() == token()
+    for changed in ({"seed": 2}, {"lane": 1}, {"position": 1}):
+        assert token(**changed) != token()
+
+
+def test_inverse_cdf_at_the_ends_and_on_steps() -> None:
+    # p = 0, 1/4, 1/2, 0, 1/4, 0: intervals [0, .25), [.25, .75), [.75, 1).
+    probs_V = torch.tensor([0.0, 0.25, 0.5, 0.0, 0.25, 0.0])
+    coins = [2.0**-53, 0.2499, 0.25, 0.7499, 0.75, 1 - 2.0**-53]
+    drawn = inverse_cdf(probs_V.repeat(6, 1), torch.tensor(coins, dtype=torch.float64))
+    assert drawn.tolist() == [1, 1, 2, 2, 4, 4]
+
+
+def test_greedy_takes_the_lowest_of_the_best_and_truncation_cannot_move_it() -> None:
+    params = SamplingParams(temperature=0.0, top_k=1, top_p=0.1, min_p=0.5)
+    logits_RV = torch.tensor([[1.0, 3.0, 3.0, 2.0]])
+    assert chain(4).sample(logits_RV.clone(), [row(params)]) == [1]
+    assert chain(4, steps=["top_k", "temperature"]).sample(logits_RV.clone(), [row(params)]) == [1]
+
+
+def test_greedy_applies_penalties_before_temperature_only() -> None:
+    params = SamplingParams(temperature=0.0, repetition_penalty=2.0)
+    one = row(params, prompt=(1,))
+    logits_RV = torch.tensor([[1.0, 1.5, 0.2]])
+    assert chain(3).sample(logits_RV.clone(), [one]) == [0]
+    late = chain(3, steps=["temperature", "repetition_penalty"])
+    assert late.sample(logits_RV.clone(), [one]) == [1]  # the limit of temperature 0: 0.5 / T is dwarfed
+
+
+def test_top_k_one_equals_greedy() -> None:
+    logits_RV = random_logits(64, 17, seed=5)
+    greedy, one = (SamplingParams(temperature=0.0), SamplingParams(top_k=1, temperature=1.7))
+    rows: list[SampleRow] = [row(one, seed=index) for index in range(64)]
+    assert chain(17).sample(logits_RV.clone(), rows) == chain(17).sample(logits_RV.clone(), [row(greedy)] * 64)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_broken_row_is_an_error_that_names_it(bad: float, temperature: float) -> None:
+    logits_RV = torch.zeros(3, 5)
+    logits_RV[1, 2] = bad
+    with pytest.raises(ValueError, match=r"rows \[1\]"):
+        chain(5).sample(logits_RV, [row(SamplingParams(temperature=temperature))] * 3)

@@ -1,0 +1,99 @@
+"""How the samplers are configured and what they refuse, at start and at admission."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+from sampler_cases import chain, context, resolve, row
+
+from pluglm.kernel.errors import ComponentFailure, RequestError
+from pluglm.kernel.interfaces.component import ComponentConfig
+from pluglm.kernel.sampling_params import SamplingParams
+from pluglm_samplers.chain import DEFAULT_STEPS, ChainConfig, ChainSampler
+from pluglm_samplers.greedy import GreedySampler
+
+
+def test_default_steps_are_installed_and_read_what_they_say() -> None:
+    assert [use.use for use in ChainConfig().steps] == list(DEFAULT_STEPS)
+    for name in DEFAULT_STEPS:
+        component: Any = resolve("logits_step", name, {})[0]
+        assert component.parameters == (name,)
+        assert component.interface_version == 1
+
+
+def test_names_and_mappings_reach_the_resolver() -> None:
+    asked: list[tuple[str, str, dict[str, Any]]] = []
+
+    def remember(kind: str, name: str, options: dict[str, Any]) -> tuple[type, Any]:
+        asked.append((kind, name, options))
+        return resolve(kind, "top_k", {})
+
+    run: Any = SimpleNamespace(resolve_component=remember, spec=SimpleNamespace(vocab_size=5))
+    ChainSampler(ChainConfig.model_validate({"steps": ["top_k", {"use": "mine", "strength": 2}]}), run)
+    assert asked == [("logits_step", "top_k", {}), ("logits_step", "mine", {"strength": 2})]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [({"steps": ["top_k", "top_k"]}, "top_k more than once"), ({"steps": [{"k": 1}]}, "use"), ({"step": []}, "step")],
+)
+def test_wrong_configs_are_refused(wrong: Any, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        ChainConfig.model_validate(wrong)
+
+
+@pytest.mark.parametrize(
+    ("params", "reason"),
+    [
+        ({"top_k": 5}, "top_k=5"), ({"min_p": 0.1}, "min_p=0.1"), ({"temperature": 0.5}, "temperature=0.5"),
+        ({"temperature": 0.0, "frequency_penalty": 1.0}, "frequency_penalty=1.0"),
+        ({}, None), ({"top_k": -1}, None), ({"top_p": 0.5}, None), ({"temperature": 0.0, "top_k": 5}, None),
+    ],
+)  # fmt: skip
+def test_a_parameter_without_its_step_is_refused_at_admission(params: dict[str, Any], reason: str | None) -> None:
+    answer = chain(5, steps=["top_p"]).check(SamplingParams(**params))
+    assert (answer is None) if reason is None else (answer is not None and answer.startswith(reason))
+    assert chain(5).check(SamplingParams(**params)) is None
+
+
+def test_greedy_sampler_refuses_what_it_would_ignore() -> None:
+    sampler = GreedySampler(ComponentConfig(), context(4))
+    logits_RV = torch.tensor([[0.0, 2.0, 2.0, 1.0]])
+    assert sampler.sample(logits_RV, [row(SamplingParams(temperature=0.0, top_k=2))]) == [1]
+    for params, named in (
+        (SamplingParams(), "temperature=1.0"),
+        (SamplingParams(temperature=0, presence_penalty=1), "pres"),
+    ):
+        assert str(sampler.check(params)).startswith(named)
+        with pytest.raises(RequestError, match=named):
+            sampler.sample(logits_RV, [row(params)])
+
+
+class WrongShape:
+    interface_version = 1
+    Config = ComponentConfig
+    argmax_invariant = False
+    parameters: tuple[str, ...] = ()
+
+    def __init__(self, config: ComponentConfig, vocab_size: int) -> None:
+        pass
+
+    def is_active(self, params: SamplingParams) -> bool:
+        return True
+
+    def apply(self, logits_RV: torch.Tensor, rows: Any) -> torch.Tensor:
+        return logits_RV[:, :-1]
+
+
+def test_a_step_that_breaks_its_contract_is_named() -> None:
+    run: Any = SimpleNamespace(
+        resolve_component=lambda kind, name, options: (WrongShape, ComponentConfig()),
+        spec=SimpleNamespace(vocab_size=5),
+    )
+    sampler = ChainSampler(ChainConfig.model_validate({"steps": ["odd"]}), run)
+    with pytest.raises(ComponentFailure, match="logits_step 'odd'"):
+        sampler.sample(torch.zeros(2, 5), [row(), row()])
