@@ -104,7 +104,7 @@ class EmptyTable(BlockKV):
 def hands_out_a_held_block(self: BlockTransaction, sequence_id: int, num_tokens: int) -> None:
     first = self.book.sizes[sequence_id] == 0
     BlockTransaction.extend(self, sequence_id, num_tokens)
-    if first and num_tokens == 1 and sequence_id > 5 and len(self.book.tables) == 3:
+    if first and num_tokens == 1 and 5 < sequence_id < 50 and len(self.book.tables) == 3:
         self.book.tables[sequence_id] = self.book.tables[min(self.book.tables)][:1]
 
 

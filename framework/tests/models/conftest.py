@@ -144,6 +144,13 @@ class Session:
 
     def step(self, parts: Sequence[tuple[int, Sequence[int], int]]) -> list[torch.Tensor]:
         """Logits [tokens, V] of every row, one tensor a part."""
+        inputs = self.inputs(parts)
+        with torch.inference_mode():
+            logits_RV = self.model.logits(self.model.forward(inputs, self.attention))
+        return [logits_RV[s.query_start : s.query_start + s.num_query] for s in inputs.segments]
+
+    def inputs(self, parts: Sequence[tuple[int, Sequence[int], int]]) -> ModelInput:
+        """The flat batch of these parts, which the attention is told of as well."""
         segments, tokens, positions = [], [], []
         for sequence_id, token_ids, num_context in parts:
             segments.append(
@@ -158,18 +165,15 @@ class Session:
             tokens += token_ids
             positions += range(num_context, num_context + len(token_ids))
         rows = torch.arange(len(tokens))
-        inputs = ModelInput(
+        self.attention.segments = tuple(segments)
+        return ModelInput(
             token_ids_T=torch.tensor(tokens),
             positions_T=torch.tensor(positions),
             slots_T=rows,
             logit_rows_R=rows,
-            segments=tuple(segments),
+            segments=self.attention.segments,
             block_size=1,
         )
-        self.attention.segments = inputs.segments
-        with torch.inference_mode():
-            logits_RV = self.model.logits(self.model.forward(inputs, self.attention))
-        return [logits_RV[s.query_start : s.query_start + s.num_query] for s in segments]
 
     def greedy(self, prompt: Sequence[int], num_tokens: int) -> tuple[list[int], torch.Tensor]:
         """num_tokens greedy tokens and the logits [num_tokens, V] each was chosen from."""

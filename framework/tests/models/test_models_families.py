@@ -5,10 +5,14 @@ Authority: the family's own modeling file in transformers, run on the same rando
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.gemma3.modeling_gemma3 import eager_attention_forward
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -21,7 +25,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama relu": ("llama", {"hidden_act": "relu"}),
     "llama swish": ("llama", {"hidden_act": "swish", "rms_norm_eps": 1e-2}),
     "mistral window": ("mistral", {"sliding_window": 7}),
-    "mistral window 1": ("mistral", {"sliding_window": 1}),
+    "mistral window 2": ("mistral", {"sliding_window": 2}),
     "mistral full": ("mistral", {"sliding_window": None, "head_dim": 20}),
     "qwen2": ("qwen2", {}),
     "qwen2 tied": ("qwen2", {"tie_word_embeddings": True, "num_key_value_heads": 1}),
@@ -71,16 +75,10 @@ def test_chunks_and_batch_mates_change_nothing(kit: Any, family: str) -> None:
 
 def test_attention_soft_cap_of_gemma_follows_the_formula(kit: Any) -> None:
     """transformers' Gemma 3 never applies the key, so the expected value is its eager attention given the cap."""
-    from functools import partial
-
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-    from transformers.models.gemma3.modeling_gemma3 import eager_attention_forward
-
     ALL_ATTENTION_FUNCTIONS.register("eager_capped", partial(eager_attention_forward, softcap=0.7))
     pair = kit.build("gemma3_text", attn_logit_softcapping=0.7, sliding_window=6)
     uncapped = pair.reference_logits(kit.prompt(11))
-    mask_of = __import__("transformers.masking_utils", fromlist=["x"]).ALL_MASK_ATTENTION_FUNCTIONS
-    mask_of.register("eager_capped", mask_of["eager"])
+    ALL_MASK_ATTENTION_FUNCTIONS.register("eager_capped", ALL_MASK_ATTENTION_FUNCTIONS["eager"])
     pair.reference.config._attn_implementation = "eager_capped"
     expected = pair.reference_logits(kit.prompt(11))
     (ours,) = pair.session().step([(1, kit.prompt(11), 0)])

@@ -10,6 +10,7 @@ import torch
 
 from pluglm.assembly.checked_attention import CheckedAttention
 from pluglm.assembly.hook_calls import HookCaller
+from pluglm.assembly.locating import locate
 from pluglm.assembly.resolving import Resolved, ResolvedRun
 from pluglm.kernel.config import validate
 from pluglm.kernel.core import Budget
@@ -22,7 +23,7 @@ from pluglm.kernel.interfaces.model import LinearFactory, Model, ModelSpec
 from pluglm.kernel.interfaces.services import Progress, Runner, Services, TokenizerView
 from pluglm.kernel.parts import Parts
 from pluglm.kernel.planner import PolicyScheduler
-from pluglm.kernel.registry import find, list_entries, load
+from pluglm.kernel.registry import list_entries, load
 from pluglm.kernel.runner import ModelRunner
 
 KV_SHARE = 4  # the KV cache takes at most one part in this many of the free memory, unless the config says more
@@ -107,7 +108,7 @@ class _Builder:
         if not isinstance(name, str) or (name not in known and ":" not in name):
             hint = f"known families: {', '.join(known)}; install a plugin for it or set model.family"
             raise CheckpointError(f"{checkpoint.path}: model_type {name!r} is not a known family; {hint}")
-        return cast(type[Model], load(find(("model",), name, self._config.folder)))
+        return cast(type[Model], load(locate(("model",), name, self._config.folder)))
 
     def _context(self, spec: ModelSpec, backend: Backend, checkpoint: Checkpoint) -> BuildContext:
         config, engine = self._config, self._config.engine
@@ -164,7 +165,7 @@ class _Builder:
             checkpoint.close()
 
     def _resolve_component(self, kind: str, name: str, options: Mapping[str, Any]) -> tuple[type[Any], ComponentConfig]:
-        entry = find((kind,), name, self._config.folder)
+        entry = locate((kind,), name, self._config.folder)
         cls = load(entry)
         return cls, validate(cls.Config, dict(options), self._config.source, (kind, name))
 

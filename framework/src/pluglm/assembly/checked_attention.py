@@ -20,13 +20,7 @@ class CheckedAttention:
         self.plan = attention.plan
 
     def run(
-        self,
-        layer: LayerSpec,
-        q_TNH: torch.Tensor,
-        k_TKH: torch.Tensor,
-        v_TKH: torch.Tensor,
-        plan: Any,
-        kv: KVStore,
+        self, layer: LayerSpec, q_TNH: torch.Tensor, k_TKH: torch.Tensor, v_TKH: torch.Tensor, plan: Any, kv: KVStore
     ) -> torch.Tensor:
         out_TNH = self._attention.run(layer, q_TNH, k_TKH, v_TKH, plan, kv)
         if getattr(out_TNH, "shape", None) != q_TNH.shape:

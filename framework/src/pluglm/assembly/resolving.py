@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pluglm.assembly.locating import locate
 from pluglm.kernel.config import RunConfig, Slot, validate
 from pluglm.kernel.errors import IncompatibleError, PluginError, PluglmError
 from pluglm.kernel.interfaces.component import Capabilities
-from pluglm.kernel.registry import Entry, find, load
+from pluglm.kernel.registry import Entry, load
 
 SLOTS: dict[str, tuple[str, ...]] = {
     "backend": ("backend",),
@@ -110,7 +111,7 @@ def resolve(config: RunConfig) -> ResolvedRun:
 
 def _resolve_slot(kinds: tuple[str, ...], slot: Slot, config: RunConfig, path: tuple[str, ...]) -> Resolved:
     try:
-        entry = find(kinds, slot.use, config.folder)
+        entry = locate(kinds, slot.use, config.folder)
         cls = load(entry)
     except PluginError as error:
         raise PluginError(f"{config.source}: {'.'.join(path)}: {error}") from error

@@ -49,6 +49,7 @@ class Sequence:
     sequence_id: int
     request: Request
     token_ids: list[int]  # known: prompt, then committed output
+    output_token_ids: list[int] = field(default_factory=list)  # the committed output alone
     num_computed: int = 0  # tokens whose KV is stored and final
     drafts: list[int] = field(default_factory=list)  # proposed for this step, never committed unverified
     status: Status = Status.WAITING
@@ -56,7 +57,6 @@ class Sequence:
     finish_reason: FinishReason | None = None
     matcher: Matcher | None = None  # grammar state after the committed tokens
     first_token_s: float | None = None
-    last_token_s: float | None = None
     num_drafted: int = 0
     num_accepted: int = 0
 
@@ -65,12 +65,13 @@ class Sequence:
         return len(self.request.prompt_token_ids)
 
     @property
-    def output_token_ids(self) -> list[int]:
-        return self.token_ids[self.num_prompt :]
-
-    @property
     def num_output(self) -> int:
-        return len(self.token_ids) - self.num_prompt
+        return len(self.output_token_ids)
+
+    def pending(self, num_tokens: int) -> list[int]:
+        """The next num_tokens to compute: known ones, then drafts."""
+        stop = self.num_computed + num_tokens
+        return self.token_ids[self.num_computed : stop] + self.drafts[: max(0, stop - len(self.token_ids))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

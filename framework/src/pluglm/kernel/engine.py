@@ -11,21 +11,14 @@ from typing import Any, TypeVar
 import torch
 
 from pluglm.kernel import admission, drafting
-from pluglm.kernel.core import (
-    Event,
-    FinishReason,
-    PlanItem,
-    Request,
-    Sequence,
-    Status,
-    StepPlan,
-    StepView,
-)
+from pluglm.kernel.core import Event, FinishReason, PlanItem, Request, Sequence, Status, StepPlan, StepView
 from pluglm.kernel.drawing import Drawer, Drawn, Window
 from pluglm.kernel.errors import ComponentFailure
 from pluglm.kernel.guard import Watched
+from pluglm.kernel.interfaces.drafter import Drafter
 from pluglm.kernel.interfaces.grammar import Matcher
-from pluglm.kernel.interfaces.kv import KVManager
+from pluglm.kernel.interfaces.kv import KVManager, KVTransaction
+from pluglm.kernel.interfaces.scheduler import SchedulingPolicy
 from pluglm.kernel.interfaces.services import TextStream
 from pluglm.kernel.parts import Parts
 from pluglm.kernel.planner import refuse_bad_items
@@ -76,10 +69,6 @@ class EngineCore:
     def now(self) -> float:
         return self.parts.runner.backend.now()
 
-    @property
-    def has_work(self) -> bool:
-        return bool(self._running or self._waiting or self._events)
-
     def add(
         self,
         request_id: str,
@@ -125,7 +114,20 @@ class EngineCore:
         num_tokens = sum(count for _, count in step.items)
         self.parts.hooks.call("step_done", step=self._step_index, seconds=self.now() - started, num_tokens=num_tokens)
         self._step_index += 1
+        return self._deliver()
+
+    def _deliver(self) -> list[Event]:
+        """The step's events, shown to the policy and the hooks before the callers get them."""
         events, self._events = self._events, []
+
+        def show(policy: SchedulingPolicy) -> None:
+            for event in events:
+                policy.on_event(event)
+
+        if (policy := self.parts.policy) is not None and events:
+            self._attempt("scheduler", [], lambda: show(policy))
+        for event in events:
+            self.parts.hooks.call("event_emitted", event=event)
         return events
 
     def close(self) -> None:
@@ -174,21 +176,22 @@ class EngineCore:
         live = [*self._running.values(), *self._waiting.values()]
         if not live:
             return _Step()
-        view = self._view()
-        budget, scheduler = self.parts.budget, self.parts.scheduler
-        transaction = self._attempt("kv", live, self.kv.transaction)
-        if transaction is None:
-            return _Step()
-        watched: Any = Watched(transaction, self.parts.guard, self.parts.names["kv"])
+        view, opened = self._view(), list[KVTransaction]()
 
-        def plan_and_check() -> tuple[StepPlan, list[str]]:
-            return refuse_bad_items(scheduler.plan(view, budget, watched), view, watched)
+        def plan_in_transaction() -> tuple[StepPlan, list[str], tuple[tuple[int, int], ...]]:
+            opened.append(self.kv.transaction())
+            kv: Any = Watched(opened[0], self.parts.guard, self.parts.names["kv"])
+            wanted = self.parts.scheduler.plan(view, view.budget, kv)
+            return *refuse_bad_items(wanted, view, kv), kv.commit()
 
-        planned = self._attempt("scheduler", live, plan_and_check, undo=transaction.rollback)
-        copies = None if planned is None else self._attempt("kv", live, transaction.commit)
-        if planned is None or copies is None:
+        def roll_back() -> None:
+            for transaction in opened:
+                transaction.rollback()
+
+        planned = self._attempt("scheduler", live, plan_in_transaction, roll_back)
+        if planned is None:
             return _Step()
-        plan, refused = planned
+        plan, refused, copies = planned
         for reason in refused:
             logger.warning("%s: refused: %s", self.parts.names["scheduler"], reason)
         self.parts.hooks.call("step_planned", view=view, plan=plan)
@@ -246,10 +249,7 @@ class EngineCore:
             return None
         touched = [sequence for sequence, _ in step.items]
         num_rows = [max(0, num_drafts(sequence, count) + 1) for sequence, count in step.items]
-        parts = [
-            (s.sequence_id, (s.token_ids + s.drafts)[s.num_computed :][:count], s.num_computed)
-            for s, count in step.items
-        ]
+        parts = [(s.sequence_id, s.pending(count), s.num_computed) for s, count in step.items]
         inputs = self.parts.runner.make_input(parts, num_rows=num_rows, copies=step.copies)
         logits_RV = self._attempt("backend", touched, lambda: self.parts.runner.run(inputs))
         if logits_RV is None:
@@ -280,7 +280,7 @@ class EngineCore:
         for sequence, count in step.items:
             if sequence.status is Status.RUNNING:
                 sequence.num_computed += min(count, len(sequence.token_ids) - sequence.num_computed)
-        trims: dict[int, int] = {}
+        going_on: list[tuple[Sequence, Drawn]] = []
         for window, result in zip(windows, drawn, strict=True):
             sequence = window.sequence
             if result.error is not None:
@@ -291,9 +291,9 @@ class EngineCore:
             sequence.drafts = []
             self._emit(sequence, result)
             if sequence.status is Status.RUNNING:
-                trims[sequence.sequence_id] = sequence.num_computed
-                self._observe(sequence, result)
-        self._trim(trims)
+                going_on.append((sequence, result))
+        if self.parts.drafter is not None and going_on:
+            self._observe(self.parts.drafter, going_on)
 
     def _emit(self, sequence: Sequence, result: Drawn) -> None:
         """Append the drawn tokens one by one up to the first that ends the request, and tell the caller."""
@@ -303,6 +303,7 @@ class EngineCore:
         stop: str | int | None = None
         for token in result.token_ids:
             sequence.token_ids.append(token)
+            sequence.output_token_ids.append(token)
             taken += 1
             delta = stream.push(token)
             text += delta.text
@@ -312,10 +313,9 @@ class EngineCore:
         if sequence.status is Status.FINISHED:
             return
         sequence.first_token_s = now if sequence.first_token_s is None else sequence.first_token_s
-        sequence.last_token_s = now
         tokens, logprobs = tuple(result.token_ids[:taken]), tuple(result.logprobs[:taken])
         if reason is None:
-            self._tell(Event(request_id=request.request_id, token_ids=tokens, text=text, logprobs=logprobs))
+            self._events.append(Event(request_id=request.request_id, token_ids=tokens, text=text, logprobs=logprobs))
         else:
             self._finish(sequence, reason, stop=stop, token_ids=tokens, text=text, logprobs=logprobs)
 
@@ -344,36 +344,27 @@ class EngineCore:
 
         return self._attempt("grammar", [sequence], advance) is True
 
-    def _observe(self, sequence: Sequence, result: Drawn) -> None:
-        drafter = self.parts.drafter
-        if drafter is not None:
-            arguments = (sequence.sequence_id, result.num_accepted, tuple(result.token_ids))
-            self._attempt("drafter", [sequence], lambda: drafter.observe(*arguments))
+    def _observe(self, drafter: Drafter, committed: list[tuple[Sequence, Drawn]]) -> None:
+        """Tell the drafter what became of its drafts, and give back the KV of those refused."""
+        touched = [sequence for sequence, _ in committed]
+
+        def observe() -> None:
+            for sequence, drawn in committed:
+                drafter.observe(sequence.sequence_id, drawn.num_accepted, tuple(drawn.token_ids))
+
+        def trim() -> None:
+            transaction = self.kv.transaction()
+            for sequence in touched:
+                transaction.trim(sequence.sequence_id, sequence.num_computed)
+            transaction.commit()
+
+        self._attempt("kv", touched, trim)
+        self._attempt("drafter", [one for one in touched if one.status is Status.RUNNING], observe)
 
     def _forget_drafts(self, sequence: Sequence) -> None:
         drafter = self.parts.drafter
         if drafter is not None:
             self._attempt("drafter", [], lambda: drafter.release(sequence.sequence_id))
-
-    def _trim(self, sizes: dict[int, int]) -> None:
-        """KV of refused drafts goes back; what is left is overwritten by the next tokens."""
-        if not sizes or self.parts.drafter is None:
-            return
-
-        def trim() -> None:
-            transaction = self.kv.transaction()
-            for sequence_id, num_tokens in sizes.items():
-                transaction.trim(sequence_id, num_tokens)
-            transaction.commit()
-
-        self._attempt("kv", [self._running[sequence_id] for sequence_id in sizes], trim)
-
-    def _tell(self, event: Event) -> None:
-        if self.parts.policy is not None:
-            policy = self.parts.policy
-            self._attempt("scheduler", [], lambda: policy.on_event(event))
-        self.parts.hooks.call("event_emitted", event=event)
-        self._events.append(event)
 
     def _finish(self, sequence: Sequence, reason: FinishReason, **details: Any) -> None:
         """The one terminal event of a request; its seat, KV and plugin state go back first."""
@@ -392,7 +383,9 @@ class EngineCore:
         if not isinstance(details.get("stop"), str):
             details["text"] = details.get("text", "") + stream.finish()
         metrics = admission.metrics_of(sequence, self.now())
-        self._tell(Event(request_id=sequence.request.request_id, finish_reason=reason, metrics=metrics, **details))
+        self._events.append(
+            Event(request_id=sequence.request.request_id, finish_reason=reason, metrics=metrics, **details)
+        )
 
     def _return_held_back(self) -> None:
         """Release the KV of ended sequences once no abandoned call can write to it any more."""

@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import importlib.util
 import inspect
 import re
-import sys
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
-from pathlib import Path
 from typing import Any
 
 from pluglm.kernel.errors import PluginError
@@ -65,8 +62,8 @@ def _entry(kind: str, point: EntryPoint) -> Entry:
     return Entry(kind=kind, name=point.name, target=point.value, distribution=name, version=version)
 
 
-def find(kinds: tuple[str, ...], name: str, folder: Path | None = None) -> Entry:
-    """The entry that `name` means among `kinds`: NAME, DISTRIBUTION:NAME, MODULE:CLASS or FILE.py:CLASS.
+def find(kinds: tuple[str, ...], name: str) -> Entry:
+    """The entry that `name` means among `kinds`: NAME, DISTRIBUTION:NAME or MODULE:CLASS.
 
     Raises PluginError for an unknown name (with the choices and the nearest) and for a name that two packages claim.
     """
@@ -75,7 +72,7 @@ def find(kinds: tuple[str, ...], name: str, folder: Path | None = None) -> Entry
     if not matches and ":" in name:
         dist, _, plain = name.partition(":")
         matches = [e for e in entries if e.name == plain and _canonical(e.distribution or "") == _canonical(dist)]
-        return matches[0] if matches else _loose(kinds[0], name, entries, folder)
+        return matches[0] if matches else Entry(kind=kinds[0], name=name, target=name, distribution=None, version=None)
     if len(matches) > 1:
         claims = " and ".join(f"{entry.distribution} {entry.version}" for entry in matches)
         fix = " or ".join(f"'{entry.distribution}:{entry.name}'" for entry in matches)
@@ -96,16 +93,6 @@ def _unknown(kind: str, name: str, known: list[str]) -> str:
     return f"{kind} '{name}' is not installed{hint}; choices: {choices}"
 
 
-def _loose(kind: str, name: str, entries: list[Entry], folder: Path | None) -> Entry:
-    """An entry for MODULE:CLASS or FILE.py:CLASS; files are looked for beside the config."""
-    module, _, attribute = name.rpartition(":")
-    if not module or not attribute.isidentifier():
-        raise PluginError(_unknown(kind, name, [entry.name for entry in entries]))
-    beside = (folder or Path.cwd()) / (module if module.endswith(".py") else module.replace(".", "/") + ".py")
-    target = f"{beside}:{attribute}" if module.endswith(".py") or beside.is_file() else name
-    return Entry(kind=kind, name=name, target=target, distribution=None, version=None)
-
-
 def load(entry: Entry) -> type[Any]:
     """Import the entry's class and check it against its interface. Raises PluginError naming entry and cause."""
     cls = _import(entry)
@@ -119,32 +106,11 @@ def load(entry: Entry) -> type[Any]:
 def _import(entry: Entry) -> Any:
     module_name, _, attribute = entry.target.rpartition(":")
     try:
-        module = (
-            _file_module(Path(module_name)) if module_name.endswith(".py") else importlib.import_module(module_name)
-        )
-        return getattr(module, attribute)
+        return getattr(importlib.import_module(module_name), attribute)
     except (Exception, SystemExit) as error:  # a plugin may raise anything while it is imported
         cause = " ".join(f"{type(error).__name__}: {error}".split())
         fix = "reinstall or upgrade it" if entry.distribution else "check the module and class name"
         raise PluginError(f"{entry} cannot be imported: {cause}; {fix}, or name another {entry.kind}") from error
-
-
-def _file_module(path: Path) -> Any:
-    """The module of a loose file, imported once per path under a private name (sys.path is not touched)."""
-    name = f"pluglm_loose_{re.sub(r'[^0-9A-Za-z]', '_', str(path.resolve()))}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise FileNotFoundError(f"no such file: {path}")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
 
 
 def _check_class(entry: Entry, cls: Any, interface: type[Any], version: int) -> None:

@@ -16,14 +16,7 @@ from pluglm.kernel.interfaces.model import Model, ModelSpec
 class ModelRunner:
     """Runs flat batches. `attention` is opaque here: it goes through to the backend with the KV store."""
 
-    def __init__(
-        self,
-        backend: Backend,
-        model: Model,
-        attention: Any,
-        kv: KVManager,
-        store: KVStore,
-    ) -> None:
+    def __init__(self, backend: Backend, model: Model, attention: Any, kv: KVManager, store: KVStore) -> None:
         self.backend, self.model, self.attention, self.kv, self.store = backend, model, attention, kv, store
         self.spec: ModelSpec = model.spec
 

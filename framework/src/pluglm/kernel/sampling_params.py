@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -65,7 +65,3 @@ class SamplingParams(BaseModel):
     @property
     def greedy(self) -> bool:
         return self.temperature < GREEDY_BELOW
-
-    @property
-    def mode(self) -> Literal["greedy", "sampled"]:
-        return "greedy" if self.greedy else "sampled"

@@ -55,7 +55,7 @@ class TensorPlan:
                 )
             if tuple(found) != expected:
                 raise CheckpointError(
-                    f"{checkpoint.path}: tensor '{stored}' has shape {list(found)}; the config asks for {list(expected)}"
+                    f"{checkpoint.path}: tensor '{stored}' has shape {list(found)}; expected {list(expected)} (config)"
                 )
         self._refuse_unread(checkpoint, family, foreign_prefixes)
 

@@ -57,7 +57,6 @@ class Tokenizer:
         self._json: str | None = None
         self._decoder_spec: Mapping[str, Any] | None = _decoder_spec(backend)
         self._byte_table = byte_of_character() if _spells_bytes(self._decoder_spec) else None
-        self._added_text = {token_id: token.content for token_id, token in added.items()}
 
     @classmethod
     def from_folder(cls, folder: Path | str) -> Tokenizer:
@@ -103,7 +102,7 @@ class Tokenizer:
         return self._backend.id_to_token(token_id) if token_id >= 0 else None
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that the token adds to a text; for a control token, its own spelling. Empty for an id without one.
+        """The bytes that the token adds to a text; for a control token, its spelling. Empty for an id without a token.
 
         A leading space counts, also where `decode` drops it at the start of a text.
         """
@@ -112,8 +111,6 @@ class Tokenizer:
             return b""
         if self._byte_table is not None:
             return spelled_bytes(text, self._byte_table)
-        if token_id in self._added_text:
-            return text.encode("utf-8")
         byte = BYTE_TOKEN.fullmatch(text)
         return bytes([int(byte[1], 16)]) if byte else text.replace(SPACE_MARK, " ").encode("utf-8")
 

@@ -81,7 +81,7 @@ def plain_attention(
     """
     num_queries, num_heads, head_dim = q_QNH.shape
     num_kv_heads = k_SKH.shape[1]
-    q_KGQH = q_QNH.float().view(num_queries, num_kv_heads, -1, head_dim).permute(1, 2, 0, 3)
+    q_KGQH = q_QNH.float().unflatten(1, (num_kv_heads, -1)).permute(1, 2, 0, 3)
     k_K1SH, v_K1SH = (x.float().transpose(0, 1).unsqueeze(1) for x in (k_SKH, v_SKH))
     scores_KGQS = capped(torch.matmul(q_KGQH, k_K1SH.transpose(2, 3)) * layer.scale, layer.soft_cap)
     queries = torch.arange(num_context, num_context + num_queries, device=q_QNH.device)

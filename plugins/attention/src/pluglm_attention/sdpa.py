@@ -97,7 +97,7 @@ def _segment_keys(stored: torch.Tensor, keys: KeyRange | torch.Tensor) -> torch.
 
 def _decode_one(layer: LayerSpec, q_1NH: torch.Tensor, k_KSH: torch.Tensor, v_KSH: torch.Tensor) -> torch.Tensor:
     """One query of one sequence: the G heads of a kv head are the rows of one product, and no mask is needed."""
-    q_1KGH = q_1NH.view(1, k_KSH.shape[0], -1, layer.head_dim)
+    q_1KGH = q_1NH.reshape(1, k_KSH.shape[0], -1, layer.head_dim)
     out_1KGH = scaled_dot_product_attention(q_1KGH, k_KSH[None], v_KSH[None], scale=layer.scale)
     return out_1KGH.reshape(q_1NH.shape)
 
@@ -109,7 +109,7 @@ def _decode_batch(
     num_sequences, num_kv_heads = q_BNH.shape[0], keys.shape[1]
     shape = (num_sequences, -1, num_kv_heads, layer.head_dim)
     k_BKSH, v_BKSH = (x.index_select(0, part.slots).view(shape).transpose(1, 2) for x in (keys, values))
-    q_BKGH = q_BNH.view(num_sequences, num_kv_heads, -1, layer.head_dim)
+    q_BKGH = q_BNH.reshape(num_sequences, num_kv_heads, -1, layer.head_dim)
     out_BKGH = scaled_dot_product_attention(q_BKGH, k_BKSH, v_BKSH, attn_mask=part.mask_B11S, scale=layer.scale)
     return out_BKGH.reshape(q_BNH.shape)
 
@@ -119,7 +119,7 @@ def _prefill(
 ) -> torch.Tensor:
     """Many queries of one sequence: kv heads are the batch, and the keys are repeated over G by a stride of 0."""
     num_kv_heads, num_keys, head_dim = k_KSH.shape
-    q_KGQH = q_QNH.view(q_QNH.shape[0], num_kv_heads, -1, head_dim).permute(1, 2, 0, 3)
+    q_KGQH = q_QNH.unflatten(1, (num_kv_heads, -1)).permute(1, 2, 0, 3)
     shape = (num_kv_heads, q_KGQH.shape[1], num_keys, head_dim)
     k_KGSH, v_KGSH = k_KSH.unsqueeze(1).expand(shape), v_KSH.unsqueeze(1).expand(shape)
     out_KGQH = scaled_dot_product_attention(

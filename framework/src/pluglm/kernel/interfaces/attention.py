@@ -40,13 +40,7 @@ class Attention(Component, Protocol):
         ...
 
     def run(
-        self,
-        layer: LayerSpec,
-        q_TNH: torch.Tensor,
-        k_TKH: torch.Tensor,
-        v_TKH: torch.Tensor,
-        plan: Any,
-        kv: KVStore,
+        self, layer: LayerSpec, q_TNH: torch.Tensor, k_TKH: torch.Tensor, v_TKH: torch.Tensor, plan: Any, kv: KVStore
     ) -> torch.Tensor:
         """Stores k and v at the plan's slots, then returns out_TNH in q's dtype.
 

@@ -51,11 +51,7 @@ class Backend(Component, Protocol):
         ...
 
     def load_model(
-        self,
-        family: type[Model],
-        checkpoint: Checkpoint,
-        make_linear: LinearFactory | None,
-        progress: Progress,
+        self, family: type[Model], checkpoint: Checkpoint, make_linear: LinearFactory | None, progress: Progress
     ) -> Model:
         """The model on this device. make_linear is the quantizer's; None means the backend's own plain layers."""
         ...

@@ -1,0 +1,123 @@
+"""Row-wise arithmetic: everything goes through map_rows, so tiles of one size make a row independent of its batch.
+
+Authority: bit equality with the same row computed alone, and transformers' formulas for the norms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from pluglm.models.norms import head_norm, row_norm
+
+TILE = 16
+FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "gemma3_text"]
+
+
+def map_tiles(function: Callable[..., tuple[torch.Tensor, ...]], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The deterministic map in miniature: tiles of 16 rows, the last one padded with zeros."""
+    num_rows = len(tensors[0])
+    results = []
+    for start in range(0, num_rows, TILE):
+        tiles = [torch.zeros(TILE, *x.shape[1:], dtype=x.dtype) for x in tensors]
+        for tile, x in zip(tiles, tensors, strict=True):
+            tile[: len(x[start : start + TILE])] = x[start : start + TILE]
+        results.append([y[: num_rows - start] for y in function(*tiles)])
+    return tuple(torch.cat(parts) for parts in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tiles_make_rows_independent_of_the_batch(kit: Any, family: str) -> None:
+    model = kit.build(family, sliding_window=6, tie_word_embeddings=True).load(map_rows=map_tiles)
+    first, second = kit.prompt(21, seed=1), kit.prompt(13, seed=2)
+    (alone,) = kit.Session(model).step([(1, first, 0)])
+    session = kit.Session(model)
+    mate, start = session.step([(2, second, 0), (1, first[:4], 0)])
+    (rest,) = session.step([(1, first[4:], 4)])
+    assert torch.equal(torch.cat([start, rest]), alone)
+    assert torch.equal(kit.Session(model).step([(2, second, 0)])[0], mate)
+
+
+def test_dynamic_scaling_in_tiles_is_independent_of_batch_mates(kit: Any) -> None:
+    parameters = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 500.0}
+    pair = kit.build("llama", max_position_embeddings=16, rope_parameters=parameters)
+    model = pair.load(map_rows=map_tiles)
+    short, long = kit.prompt(10, seed=1), kit.prompt(30, seed=2)
+    (alone,) = kit.Session(model).step([(1, short, 0)])
+    _, together = kit.Session(model).step([(2, long, 0), (1, short, 0)])
+    assert torch.equal(together, alone)
+
+
+class OutsideArithmetic(TorchDispatchMode):
+    """Collects the operations on floating tensors that run while `is_outside` holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_outside = True
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if self.is_outside and isinstance(result, torch.Tensor) and result.is_floating_point():
+            self.found.append(str(func))
+        return result
+
+    def inside(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            self.is_outside = False
+            try:
+                return function(*args)
+            finally:
+                self.is_outside = True
+
+        return call
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_arithmetic_on_rows_happens_outside_map_rows(kit: Any, family: str) -> None:
+    watch = OutsideArithmetic()
+    map_rows = watch.inside(lambda function, *tensors: function(*tensors))
+    session = kit.Session(kit.build(family, tie_word_embeddings=True).load(map_rows=map_rows))
+    session.step([(1, kit.prompt(9), 0)])  # grows the rotary tables
+    inputs = session.inputs([(1, kit.prompt(9), 0)])
+    with watch, torch.inference_mode():
+        session.model.logits(session.model.forward(inputs, watch.inside(session.attention)))
+    assert watch.found == []
+
+
+def test_loading_and_running_leave_the_callers_inputs_alone(kit: Any) -> None:
+    pair = kit.build("llama")
+    before = {name: tensor.clone() for name, tensor in pair.checkpoint.tensors.items()}
+    session = pair.session()
+    hidden_RD = torch.randn(3, 48, generator=torch.Generator().manual_seed(0))
+    kept = hidden_RD.clone()
+    session.model.logits(hidden_RD)
+    session.step([(1, kit.prompt(5), 0)])
+    assert torch.equal(hidden_RD, kept)
+    assert all(torch.equal(pair.checkpoint.tensors[name], tensor) for name, tensor in before.items())
+
+
+def test_no_rows_give_no_logits(kit: Any) -> None:
+    assert kit.build("llama").load().logits(torch.empty(0, 48)).shape == (0, 97)
+
+
+@settings(max_examples=20, deadline=None)
+@given(rows=st.integers(1, 20), width=st.integers(2, 70), power=st.integers(-4, 4), seed=st.integers(0, 99))
+def test_norms_equal_those_of_transformers(rows: int, width: int, power: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, width, generator=generator) * 10.0**power
+    weight = torch.randn(width, generator=generator)
+    for reference, offset in ((LlamaRMSNorm(width, 1e-6), 0.0), (Gemma3RMSNorm(width, 1e-6), 1.0)):
+        reference.weight.data = weight.clone()
+        with torch.inference_mode():
+            torch.testing.assert_close(row_norm(weight, 1e-6, offset)(x), reference(x), atol=1e-6, rtol=1e-6)
+            heads = head_norm([(weight, 2), (weight, 1)], 1e-6, offset)(x[:, None].expand(-1, 3, -1))
+            torch.testing.assert_close(heads[:, 2], reference(x), atol=1e-6, rtol=1e-6)

@@ -1,0 +1,59 @@
+"""The `ngram` drafter: proposes what followed the last few tokens when they occurred before. Needs no model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from pydantic import Field, model_validator
+
+from pluglm.kernel.interfaces.component import BuildContext, Capabilities, ComponentConfig
+from pluglm.kernel.interfaces.drafter import DraftRequest
+from pluglm_spec_decode.ngram_search import NgramIndex
+
+
+class NgramConfig(ComponentConfig):
+    """num_tokens: proposed at most. The last max_ngram tokens are looked for first, then fewer, down to min_ngram."""
+
+    num_tokens: int = Field(default=4, ge=1, le=32)
+    max_ngram: int = Field(default=3, ge=1, le=32)
+    min_ngram: int = Field(default=1, ge=1, le=32)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> NgramConfig:
+        if self.min_ngram > self.max_ngram:
+            raise ValueError(f"min_ngram {self.min_ngram} is over max_ngram {self.max_ngram}; lower min_ngram")
+        return self
+
+
+class NgramDrafter:
+    """Keeps an index per sequence, which trusts that token_ids only grows until release."""
+
+    Config: ClassVar[type[ComponentConfig]] = NgramConfig
+    interface_version = 1
+
+    def __init__(self, config: NgramConfig, context: BuildContext) -> None:
+        self._config = config
+        self._indexes: dict[int, NgramIndex] = {}
+
+    @classmethod
+    def capabilities(cls, config: NgramConfig) -> Capabilities:
+        return Capabilities()
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
+        return [self._propose(request) for request in requests]
+
+    def observe(self, sequence_id: int, num_accepted: int, token_ids: Sequence[int]) -> None:
+        """Nothing to do: committed tokens come back in the next request."""
+
+    def release(self, sequence_id: int) -> None:
+        self._indexes.pop(sequence_id, None)
+
+    def _propose(self, request: DraftRequest) -> list[int]:
+        num_tokens = min(self._config.num_tokens, request.max_tokens)
+        if num_tokens < 1:
+            return []
+        index = self._indexes.get(request.sequence_id)
+        if index is None:
+            index = self._indexes[request.sequence_id] = NgramIndex(self._config.max_ngram, self._config.min_ngram)
+        return index.search(request.token_ids, num_tokens)
