@@ -94,9 +94,13 @@ def test_prompts_equal_transformers(name: str, chat: str, prompt: bool) -> None:
 
 
 def test_tools_calls_and_variables_equal_transformers() -> None:
-    call = {"role": "assistant", "content": None, "tool_calls": [{"name": "f", "arguments": {"x": [1, 2.5, True]}}]}
+    call: dict[str, Any] = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"name": "f", "arguments": {"x": [1, 2.5, True]}}],
+    }
     tools = [{"type": "function", "function": {"name": "f", "description": "a < b & 'c'"}}]
-    chat = [USER, call, {"role": "tool", "content": "3"}]
+    chat: list[dict[str, Any]] = [USER, call, {"role": "tool", "content": "3"}]
     options: dict[str, Any] = {"tools": tools, "date": "1 May"}
     expected = theirs(LLAMA3).apply_chat_template(chat, tokenize=False, add_generation_prompt=True, **options)
     assert render_chat(ours(LLAMA3), chat, add_generation_prompt=True, **options) == expected

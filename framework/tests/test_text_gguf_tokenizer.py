@@ -66,7 +66,7 @@ def sentencepiece_metadata(architecture: str, **flags: Any) -> dict[str, Any]:
     tokens = [*head, *byte_tokens, *pieces]
     scores = [0.0] * len(head) + [0.0] * 256 + [-float(index // 3) for index in range(len(pieces))]
     types = [*types, *[TokenType.BYTE] * 256, *[TokenType.NORMAL] * len(pieces)]
-    values = {
+    values: dict[str, Any] = {
         "model": "llama",
         "tokens": tokens,
         "scores": scores,
@@ -122,7 +122,7 @@ def test_a_file_without_prefix_space_is_obeyed() -> None:
 def test_control_tokens_cannot_be_reached_from_plain_text() -> None:
     """A vocabulary in which merges could spell `</s>` piece by piece."""
     metadata = sentencepiece_metadata("llama")
-    for piece in ("<", "/s>", "</", "s>", "/s"):
+    for piece in ("<", "/", ">", "/s", "/s>"):
         metadata["tokenizer.ggml.tokens"].append(piece)
         metadata["tokenizer.ggml.scores"].append(-0.5)
         metadata["tokenizer.ggml.token_type"].append(int(TokenType.NORMAL))
@@ -135,7 +135,7 @@ def test_control_tokens_cannot_be_reached_from_plain_text() -> None:
 
 def byte_level_metadata(pre: str | None, **flags: Any) -> dict[str, Any]:
     alphabet = sorted(byte_of_character())
-    values = {
+    values: dict[str, Any] = {
         "model": "gpt2",
         "pre": pre,
         "tokens": [*alphabet, "<|end|>", "<｜bar｜>", "ĠĠ", "aa"],
@@ -188,7 +188,7 @@ def test_end_of_turn_ids_count_as_eos() -> None:
     assert ours.eos_token_ids == {256, 257}
 
 
-DAMAGE = {
+DAMAGE: dict[str, tuple[dict[str, Any], str]] = {
     "no vocabulary": ({"tokenizer.ggml.model": None}, "holds no tokenizer"),
     "unknown kind": ({"tokenizer.ggml.model": "rwkv"}, "known: gpt2, llama"),
     "unknown pre": ({"tokenizer.ggml.pre": "martian"}, "'martian'.*known: .*smollm"),

@@ -162,11 +162,27 @@ def test_bos_and_eos_flags_beside_tokenizer_json_are_not_read(
     assert_equal_ids(Tokenizer.from_folder(tmp_path), AutoTokenizer.from_pretrained(tmp_path), lines[:500])
 
 
-def test_tokens_declared_only_beside_tokenizer_json_are_added(tmp_path: Path, lines: list[str]) -> None:
+DECLARED = {
+    "named": {"sep_token": "<end_of_turn>", "mask_token": "[INST]"},
+    "additional": {"additional_special_tokens": ["<bos>", "<table>"]},
+    "extra": {"extra_special_tokens": ["<eos>", "[INST]"]},
+    "extra by name": {"extra_special_tokens": {"image_token": "<mask>"}},
+    "by id": {
+        "added_tokens_decoder": {
+            "700": {"content": "<pad>", "special": True, "normalized": False, "lstrip": False, "rstrip": False},
+            "703": {"content": "<bos>", "special": True, "normalized": False, "lstrip": True, "rstrip": True},
+            "704": {"content": "http", "special": False, "normalized": True, "single_word": True},
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("declared", sorted(DECLARED))
+def test_tokens_declared_beside_tokenizer_json_are_added(declared: str, tmp_path: Path, lines: list[str]) -> None:
     save_folder(tmp_path, "byte_level")
     path = tmp_path / "tokenizer_config.json"
     config = json.loads(path.read_text())
-    path.write_text(json.dumps(config | {"sep_token": "<end_of_turn>", "mask_token": "[INST]"}))
+    path.write_text(json.dumps(config | DECLARED[declared]))
     assert_equal_ids(Tokenizer.from_folder(tmp_path), AutoTokenizer.from_pretrained(tmp_path), lines)
 
 

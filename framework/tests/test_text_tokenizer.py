@@ -67,6 +67,7 @@ DAMAGE = {
     "config a list": ("tokenizer_config.json", "[]", "holds a list, not an object"),
     "bos a number": ("tokenizer_config.json", '{"bos_token": 3}', "bos_token is 3"),
     "added tokens": ("tokenizer_config.json", '{"added_tokens_decoder": {"x": {}}}', "added_tokens_decoder is damaged"),
+    "extra tokens": ("tokenizer_config.json", '{"additional_special_tokens": 3}', "must be a list of tokens"),
     "template": ("tokenizer_config.json", '{"chat_template": 3}', "chat_template is neither"),
     "no default": (
         "tokenizer_config.json",

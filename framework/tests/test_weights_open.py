@@ -40,7 +40,9 @@ def test_content_decides_and_not_the_name(tmp_path: Path) -> None:
     write_gguf(tmp_path / "weights.bin")
     (tmp_path / "folder").mkdir()
     write_safetensors(tmp_path / "folder" / "weights.gguf")
-    assert isinstance(open_checkpoint(tmp_path / "weights.bin"), GGUFCheckpoint)
+    checkpoint = open_checkpoint(tmp_path / "weights.bin")
+    checkpoint.close()
+    assert isinstance(checkpoint, GGUFCheckpoint)
     assert isinstance(open_checkpoint(tmp_path / "folder" / "weights.gguf"), SafetensorsCheckpoint)
 
 

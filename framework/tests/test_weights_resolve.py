@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -131,3 +132,10 @@ def test_names_that_no_file_system_takes(name: str) -> None:
 @pytest.mark.usefixtures("packages")
 def test_a_revision_is_only_for_the_hub() -> None:
     assert "is not a hub id, so revision 'main' means nothing" in refusal_of("m-here", revision="main")
+
+
+def test_resolving_loads_neither_torch_nor_the_hub_library() -> None:
+    program = "import sys, pluglm.weights.resolve as r, pluglm.weights.packaged; r.registered_names();"
+    program += "sys.exit(', '.join({'torch', 'numpy', 'huggingface_hub'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stderr.strip() == ""

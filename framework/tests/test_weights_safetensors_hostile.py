@@ -111,7 +111,7 @@ def test_every_truncation_is_refused(tmp_path: Path) -> None:
 MUTATIONS = st.lists(st.tuples(st.integers(0, len(build()) - 33), st.integers(0, 255)), min_size=1, max_size=5)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(mutations=MUTATIONS, cut=st.one_of(st.none(), st.integers(0, len(build()))))
 def test_random_damage_opens_or_is_refused(
     tmp_path_factory: pytest.TempPathFactory, mutations: list[tuple[int, int]], cut: int | None
@@ -130,7 +130,7 @@ JSON_VALUES = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(key=st.sampled_from(["dtype", "shape", "data_offsets"]), value=JSON_VALUES)
 def test_any_json_in_an_entry_opens_or_is_refused(
     tmp_path_factory: pytest.TempPathFactory, key: str, value: Any

@@ -123,10 +123,7 @@ def test_an_untied_config_without_a_head_is_refused(kit: Any) -> None:
 
 @pytest.mark.parametrize(
     ("stem", "head"),
-    [
-        ("language_model.model.", "language_model.lm_head.weight"),
-        ("model.language_model.", "lm_head.weight"),
-    ],
+    [("language_model.model.", "language_model.lm_head.weight"), ("model.language_model.", "lm_head.weight")],
 )
 def test_the_text_part_of_a_multimodal_gemma(kit: Any, stem: str, head: str) -> None:
     """Both spellings on the hub: google/gemma-3-4b-it as published, and as transformers 5 saves it."""

@@ -29,8 +29,9 @@ def test_chunks_and_block_sizes(world: Any, threads: Any, shape: tuple[Any, ...]
     threads(1)
     expected = world.run(attention, layer, [tokens], [[(0, LENGTH)]], block_size=LENGTH, scattered=False)[0]
     threads(num_threads)
-    for chunk_size in (1, 7, 16, 64, LENGTH):
-        for block_size in (1, 16, 64):
+    # Two threads on a busy machine are slow; a few cuts show whether they split the work differently.
+    for chunk_size in (1, 7, 16, 64, LENGTH) if num_threads == 1 else (7, LENGTH):
+        for block_size in (1, 16, 64) if num_threads == 1 else (16,):
             out = world.run(attention, layer, [tokens], chunks(0, chunk_size), block_size)[0]
             assert torch.equal(out, expected), (chunk_size, block_size)
 

@@ -20,13 +20,7 @@ KINDS = [(NaiveAttention, False), (NaiveAttention, True), (SdpaAttention, False)
 
 # Sequence lengths and steps: prefill, cached prefixes, decode, and all of them in one batch.
 LENGTHS = (37, 5, 70)
-STEPS = [
-    [(0, 20), (1, 4)],
-    [(0, 1), (1, 1), (2, 64)],
-    [(0, 15), (2, 1)],
-    [(0, 1), (2, 1)],
-    [(2, 4)],
-]
+STEPS = [[(0, 20), (1, 4)], [(0, 1), (1, 1), (2, 64)], [(0, 15), (2, 1)], [(0, 1), (2, 1)], [(2, 4)]]
 
 
 def check(world: Any, kind: type[Any], deterministic: bool, layer: Any, dtype: torch.dtype, block_size: int) -> None:

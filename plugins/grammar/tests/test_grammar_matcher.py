@@ -206,12 +206,25 @@ def test_head_narrower_than_the_tokenizer(make_grammar, tokenizer, walker, json_
 
 def test_an_ordinary_token_may_be_eos(make_grammar, tokenizer, walker, regex):
     """Then it ends the text wherever the grammar allows an end, and is never part of the text."""
-    letter = tokenizer.encode_bytes("b")[0]
-    matcher = make_grammar(eos=frozenset({letter}), canonical=False).compile(regex("ab|a"))
+    letter, other = tokenizer.encode_bytes("ba")
+    matcher = make_grammar(eos=frozenset({letter}), canonical=False).compile(regex("a(b|a)a?"))
+    assert matcher.accept(other)
     assert letter not in walker.open_ids(matcher)
-    assert matcher.accept(tokenizer.encode_bytes("a")[0])
+    assert other in walker.open_ids(matcher)
+    assert matcher.accept(other)
     assert matcher.accept(letter)
     assert matcher.terminated
+
+
+def test_long_certain_text_is_forced_in_its_usual_tokens(grammar, tokenizer, walker, regex):
+    """The tokenizer's own truncation (4 tokens here) plays no part; expected: the `tokenizers` library's own answer."""
+    text = "the cat sat on the mat, the cat sat on the mat"
+    matcher = grammar.compile(regex(text))
+    expected = tokenizer.encode(text)
+    assert len(expected) > 12
+    assert matcher.forced() == expected
+    assert walker.num_accepted(matcher, expected) == len(expected)
+    assert walker.open_ids(matcher) == EOS
 
 
 @pytest.mark.parametrize("eos", [frozenset(), frozenset({100_000}), frozenset({-1})], ids=str)

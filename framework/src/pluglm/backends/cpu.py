@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -34,8 +34,8 @@ class CpuBackend:
     nothing but its own sequence. Loading and executing set torch's thread count and put the old one back.
     """
 
-    Config = ComponentConfig
-    interface_version = 1
+    Config: ClassVar[type[ComponentConfig]] = ComponentConfig
+    interface_version: ClassVar[int] = 1
     device = "cpu"
 
     def __init__(self, config: ComponentConfig, context: BackendContext) -> None:
@@ -61,11 +61,7 @@ class CpuBackend:
         return available_memory()
 
     def load_model(
-        self,
-        family: type[Model],
-        checkpoint: Checkpoint,
-        make_linear: LinearFactory | None,
-        progress: Progress,
+        self, family: type[Model], checkpoint: Checkpoint, make_linear: LinearFactory | None, progress: Progress
     ) -> Model:
         context = ModelContext(
             device=self.device,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -34,8 +34,8 @@ class CudaConfig(ComponentConfig):
 class CudaBackend:
     """Runs on one GPU with torch's own kernels; logits stay on the device. num_threads governs its work on the host."""
 
-    Config = CudaConfig
-    interface_version = 1
+    Config: ClassVar[type[ComponentConfig]] = CudaConfig
+    interface_version: ClassVar[int] = 1
 
     def __init__(self, config: CudaConfig, context: BackendContext) -> None:
         if reason := self.unavailable():
@@ -71,11 +71,7 @@ class CudaBackend:
         return free + held_unused
 
     def load_model(
-        self,
-        family: type[Model],
-        checkpoint: Checkpoint,
-        make_linear: LinearFactory | None,
-        progress: Progress,
+        self, family: type[Model], checkpoint: Checkpoint, make_linear: LinearFactory | None, progress: Progress
     ) -> Model:
         context = ModelContext(
             device=self.device,

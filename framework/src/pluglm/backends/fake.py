@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from pydantic import Field
@@ -35,8 +35,8 @@ class FakeBackend:
     is built but never called, which the tag `attention:unused` declares; the dtype only sizes the KV budget.
     """
 
-    Config = FakeConfig
-    interface_version = 1
+    Config: ClassVar[type[ComponentConfig]] = FakeConfig
+    interface_version: ClassVar[int] = 1
     device = "cpu"
 
     def __init__(self, config: FakeConfig, context: BackendContext) -> None:
@@ -63,11 +63,7 @@ class FakeBackend:
         return self._config.memory_bytes
 
     def load_model(
-        self,
-        family: type[Model],
-        checkpoint: Checkpoint,
-        make_linear: LinearFactory | None,
-        progress: Progress,
+        self, family: type[Model], checkpoint: Checkpoint, make_linear: LinearFactory | None, progress: Progress
     ) -> Model:
         """The family's shape alone; no tensor of the checkpoint is read, so there is no progress to report."""
         # The class methods of the contract, load and read_spec, stay with the family.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 
@@ -21,7 +22,7 @@ _NOISE_STEPS = 1021  # a prime, so that noise repeats with no power of two
 class FakeModel:
     """Stands for a family's shape. The fake backend reads `spec` and never calls the model."""
 
-    interface_version = 1
+    interface_version: ClassVar[int] = 1
 
     def __init__(self, spec: ModelSpec) -> None:
         self.spec = spec

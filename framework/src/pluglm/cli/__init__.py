@@ -1,0 +1,1 @@
+"""The `pluglm` command. Everything heavy is imported inside a command, so that listing plugins stays light."""

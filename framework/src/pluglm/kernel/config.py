@@ -93,7 +93,8 @@ def validate(model: type[ModelT], data: Any, source: str, prefix: tuple[str, ...
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
+        errors = error.errors(include_url=False)
+        first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])  # a typo explains the rest
         location = tuple(str(part) for part in first["loc"])
         where = ".".join((*prefix, *location)) or "top level"
         if first["type"] != "extra_forbidden":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -186,7 +187,8 @@ class EngineCore:
 
         def roll_back() -> None:
             for transaction in opened:
-                transaction.rollback()
+                with suppress(RuntimeError):  # an abandoned planner may have closed it
+                    transaction.rollback()
 
         planned = self._attempt("scheduler", live, plan_in_transaction, roll_back)
         if planned is None:

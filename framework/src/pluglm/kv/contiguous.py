@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -27,8 +27,8 @@ class ContiguousKV(BlockManager):
     A fork shares the region until one side extends, which then copies all of it.
     """
 
-    Config = ContiguousKVConfig
-    interface_version = 1
+    Config: ClassVar[type[ComponentConfig]] = ContiguousKVConfig
+    interface_version: ClassVar[int] = 1
 
     def __init__(self, config: ContiguousKVConfig, context: BuildContext) -> None:
         region_tokens = config.region_tokens or context.max_model_len

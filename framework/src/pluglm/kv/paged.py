@@ -5,7 +5,7 @@ The block tables and the copy on write are those of PagedAttention (Kwon et al.,
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -24,8 +24,8 @@ class PagedKVConfig(ComponentConfig):
 class PagedKV(BlockManager):
     """Any free block serves any sequence, so only the last block of a sequence is partly unused."""
 
-    Config = PagedKVConfig
-    interface_version = 1
+    Config: ClassVar[type[ComponentConfig]] = PagedKVConfig
+    interface_version: ClassVar[int] = 1
 
     def __init__(self, config: PagedKVConfig, context: BuildContext) -> None:
         per_sequence = -(-context.max_model_len // config.block_size)

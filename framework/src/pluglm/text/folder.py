@@ -94,7 +94,12 @@ def _declared_tokens(
         yield tokenizers.AddedToken(text, special=True, normalized=False)
     for key in EXTRA_TOKENS:
         values = config.get(key) or []
-        for value in values.values() if isinstance(values, dict) else values:
+        values = list(values.values()) if isinstance(values, dict) else values
+        if not isinstance(values, list):
+            raise TokenizerError(
+                f"{folder / 'tokenizer_config.json'}: {key} is {values!r}; it must be a list of tokens"
+            )
+        for value in values:
             if (extra := _token_text(value, key, folder)) is not None:
                 yield tokenizers.AddedToken(extra, special=True, normalized=False)
 

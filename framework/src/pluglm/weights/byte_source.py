@@ -21,8 +21,8 @@ class ByteSource:
         """Raises CheckpointError when the file cannot be opened."""
         self.path = path
         try:
-            self._file = path.open("rb", buffering=0)
             self.size = path.stat().st_size
+            self._file = path.open("rb", buffering=0)
         except OSError as error:
             raise refusal(path, f"cannot be opened: {error.strerror or error}") from error
         self._lock = threading.Lock()

@@ -7,13 +7,7 @@ from collections.abc import Collection
 from gguf.constants import MODEL_ARCH
 from gguf.tensor_mapping import get_tensor_name_map
 
-MODEL_TYPES = {
-    "llama": "llama",
-    "mistral3": "mistral",
-    "qwen2": "qwen2",
-    "qwen3": "qwen3",
-    "gemma3": "gemma3_text",
-}
+MODEL_TYPES = {"llama": "llama", "mistral3": "mistral", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3_text"}
 _PERMUTED = frozenset({"llama", "mistral3"})
 _SHIFTED = frozenset({"gemma3"})
 _WHOLE = ("model.embed_tokens", "model.norm", "lm_head")

@@ -6,7 +6,7 @@ In deterministic runs it computes the same in tiles of one shape; see pluglm_att
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -37,8 +37,8 @@ class NaiveAttention:
     Batch invariant in deterministic runs: a row has the same bits in every batch, chunking and block size.
     """
 
-    Config = ComponentConfig
-    interface_version = 1
+    Config: ClassVar[type[ComponentConfig]] = ComponentConfig
+    interface_version: ClassVar[int] = 1
 
     def __init__(self, config: ComponentConfig, context: BuildContext) -> None:
         self._attend = tiled_attention if context.deterministic else plain_attention
@@ -81,7 +81,7 @@ def plain_attention(
     """
     num_queries, num_heads, head_dim = q_QNH.shape
     num_kv_heads = k_SKH.shape[1]
-    q_KGQH = q_QNH.float().unflatten(1, (num_kv_heads, -1)).permute(1, 2, 0, 3)
+    q_KGQH = q_QNH.float().reshape(num_queries, num_kv_heads, -1, head_dim).permute(1, 2, 0, 3)
     k_K1SH, v_K1SH = (x.float().transpose(0, 1).unsqueeze(1) for x in (k_SKH, v_SKH))
     scores_KGQS = capped(torch.matmul(q_KGQH, k_K1SH.transpose(2, 3)) * layer.scale, layer.soft_cap)
     queries = torch.arange(num_context, num_context + num_queries, device=q_QNH.device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -34,8 +34,8 @@ class SdpaAttention:
     Refuses models with a soft cap, which torch cannot apply, and deterministic runs.
     """
 
-    Config = ComponentConfig
-    interface_version = 1
+    Config: ClassVar[type[ComponentConfig]] = ComponentConfig
+    interface_version: ClassVar[int] = 1
 
     def __init__(self, config: ComponentConfig, context: BuildContext) -> None:
         if capped := [layer.index for layer in context.spec.layers if layer.soft_cap is not None]:
@@ -119,7 +119,7 @@ def _prefill(
 ) -> torch.Tensor:
     """Many queries of one sequence: kv heads are the batch, and the keys are repeated over G by a stride of 0."""
     num_kv_heads, num_keys, head_dim = k_KSH.shape
-    q_KGQH = q_QNH.unflatten(1, (num_kv_heads, -1)).permute(1, 2, 0, 3)
+    q_KGQH = q_QNH.reshape(q_QNH.shape[0], num_kv_heads, -1, head_dim).permute(1, 2, 0, 3)
     shape = (num_kv_heads, q_KGQH.shape[1], num_keys, head_dim)
     k_KGSH, v_KGSH = k_KSH.unsqueeze(1).expand(shape), v_KSH.unsqueeze(1).expand(shape)
     out_KGQH = scaled_dot_product_attention(

@@ -40,7 +40,7 @@ class ChainConfig(ComponentConfig):
 
     steps: tuple[StepUse, ...] = tuple(StepUse(use=name) for name in DEFAULT_STEPS)
 
-    @field_validator("steps", mode="before")
+    @field_validator("steps", mode="before", json_schema_input_type=list[str | StepUse])
     @classmethod
     def _names(cls, value: Any) -> Any:
         if not isinstance(value, list | tuple):

@@ -24,4 +24,4 @@ def parse_duration(value: Any) -> Any:
     return float(match[1]) * _UNITS_S[match[2]]
 
 
-Seconds = Annotated[float, BeforeValidator(parse_duration)]
+Seconds = Annotated[float, BeforeValidator(parse_duration, json_schema_input_type=float | str)]

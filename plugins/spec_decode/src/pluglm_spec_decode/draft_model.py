@@ -90,7 +90,7 @@ class DraftModelDrafter:
         """Keeps the KV of the accepted drafts: they are committed now. The rest is computed when next proposing."""
         proposal = self._proposals.pop(sequence_id, None)
         if proposal is not None:
-            self._cache.trim(sequence_id, proposal.num_known + min(num_accepted, len(proposal.drafts) - 1))
+            self._cache.trim(sequence_id, proposal.num_known + num_accepted)
 
     def release(self, sequence_id: int) -> None:
         self._proposals.pop(sequence_id, None)
@@ -147,7 +147,7 @@ class DraftModelDrafter:
                     job.drafts.append(token_id)
             copies = ()
 
-    def _most_likely(self, parts: list[_Part], copies: Copies = ()) -> list[int]:
+    def _most_likely(self, parts: Sequence[_Part], copies: Copies = ()) -> list[int]:
         """The token most likely after the last one of each part."""
         logits_RV = self._runner.run(replace(self._runner.make_input(parts), copies=copies))
         token_ids: list[int] = logits_RV[:, : self._num_ids].argmax(dim=-1).tolist()

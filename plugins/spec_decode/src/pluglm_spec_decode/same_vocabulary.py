@@ -1,4 +1,4 @@
-"""Whether two tokenizers give every id the same token. Reads the JSON form of the `tokenizers` library, nothing else."""
+"""Whether two tokenizers give every id the same token. Reads the JSON form of the `tokenizers` library."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from pluglm.kernel.errors import PluginError
 
 
 def require_same_vocabulary(target_json: str, draft_json: str, model: str) -> None:
-    """Raises PluginError naming the first id that differs. How text is cut into tokens may differ: ids are passed on."""
+    """Raises PluginError naming the first id that differs. How they cut text may differ: only ids are passed."""
     target, draft = read_vocabulary(target_json), read_vocabulary(draft_json)
     for token_id in sorted(target.keys() | draft.keys()):
         if target.get(token_id) != draft.get(token_id):
             raise PluginError(
-                f"drafter 'draft_model': '{model}' has another vocabulary than the model it drafts for: id {token_id} is "
-                f"{_name(draft, token_id)} there and {_name(target, token_id)} here; choose a model with the same tokenizer"
+                f"drafter 'draft_model': '{model}' has another vocabulary than the model it drafts for: "
+                f"id {token_id} is {_name(draft, token_id)} there and {_name(target, token_id)} here; "
+                "choose a model with the same tokenizer"
             )
 
 

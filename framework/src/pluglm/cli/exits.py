@@ -1,0 +1,77 @@
+"""Turns whatever a command raises into one line on stderr and an exit code. Knows no command."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import ParamSpec
+
+import typer
+
+from pluglm.kernel.errors import PluglmError
+
+DONE, FAILED, BAD_INPUT, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
+HELP = (
+    "Exit codes: 0 done; 1 a component failed or pluglm has a bug; 2 the config, the input or the command line is "
+    "wrong; 130 interrupted; 141 the reader of the output went away."
+)
+
+CallP = ParamSpec("CallP")
+
+
+def say_error(text: str) -> None:
+    """One line on stderr."""
+    typer.echo(f"error: {' '.join(text.split())}", err=True)
+
+
+def guarded(command: Callable[CallP, int]) -> Callable[CallP, None]:
+    """The command, ending the process with the exit code that it returns or that its error stands for.
+
+    The command takes the typer context as `ctx`; `ctx.obj` is true when tracebacks are wanted (--debug).
+    """
+
+    @functools.wraps(command)
+    def run(*args: CallP.args, **kwargs: CallP.kwargs) -> None:
+        context = kwargs.get("ctx")
+        debug = isinstance(context, typer.Context) and bool(context.obj)
+        raise typer.Exit(exit_code(lambda: command(*args, **kwargs), debug))
+
+    return run
+
+
+def exit_code(action: Callable[[], int], debug: bool) -> int:
+    """What `action` returns, or the code of what it raises; only --debug shows a traceback."""
+    try:
+        code = action()
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        _forget_stdout()
+        return PIPE_CLOSED
+    except KeyboardInterrupt:
+        say_error("interrupted")
+        return INTERRUPTED
+    except PluglmError as error:
+        _show_traceback(debug)
+        say_error(str(error))
+        return error.exit_code
+    except Exception as error:  # a bug of ours must still end in one line
+        _show_traceback(debug)
+        hint = "" if debug else "; `pluglm --debug ...` shows where"
+        say_error(f"internal error, please report it: {type(error).__name__}: {error}{hint}")
+        return FAILED
+
+
+def _show_traceback(debug: bool) -> None:
+    if debug:
+        typer.echo(traceback.format_exc(), err=True, nl=False)
+
+
+def _forget_stdout() -> None:
+    """The reader is gone: what is still buffered goes nowhere, or the interpreter would complain at its exit."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)

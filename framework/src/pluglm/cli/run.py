@@ -1,0 +1,109 @@
+"""The work of `pluglm run`: check everything, load, generate, write results, say what was used."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pluglm.cli import exits
+from pluglm.cli.config_loading import load_config
+from pluglm.cli.jobs import BadLinesError, Job, read_jobs, single_job
+from pluglm.cli.output import Output
+from pluglm.cli.results import result_json
+from pluglm.cli.summary import print_summary
+from pluglm.cli.terminal import progress_bars
+from pluglm.cli.warnings import warnings_on
+from pluglm.engine import Engine
+from pluglm.kernel.errors import ConfigError
+from pluglm.kernel.sampling_params import SamplingParams
+from pluglm.outputs import RequestOutput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """The command line of `pluglm run`."""
+
+    config: Path
+    sets: tuple[str, ...] = ()
+    prompt: str | None = None
+    prompts_file: Path | None = None
+    raw: bool = False
+    as_json: bool = False
+    output: Path | None = None
+    quiet: bool = False
+
+
+def run_prompts(options: RunOptions) -> int:
+    """Run the prompts; the exit code. Raises PluglmError for what is wrong before or while loading."""
+    config = load_config(options.config, options.sets)
+    try:
+        jobs = _jobs(options, config.sampling)
+    except BadLinesError as error:
+        for line in error.lines:
+            exits.say_error(line)
+        raise
+    target = Output(options.output)
+    streams = options.prompts_file is None and not options.as_json
+    with warnings_on(sys.stderr):
+        with progress_bars(sys.stderr, options.quiet) as progress:
+            engine = Engine(config, progress=progress)
+        with engine:
+            jobs = [_templated(job, engine, options.raw) for job in jobs]
+            with target:
+                results = [_stream(engine, jobs[0], target)] if streams else _batch(engine, jobs, target, options)
+            if not options.quiet:
+                print_summary(engine.run, results, sys.stderr)
+    return _verdict(jobs, results)
+
+
+def _jobs(options: RunOptions, sampling: SamplingParams) -> list[Job]:
+    path = options.prompts_file
+    if path is None:
+        return [single_job(options.prompt, sampling)]
+    if options.prompt is not None:
+        raise ConfigError("--prompt and --prompts-file cannot go together; put the prompt into the file")
+    if options.raw:
+        raise ConfigError('--raw is for --prompt; in a prompts file "prompt" is always sent as it is')
+    if options.output is not None and options.output.exists() and options.output.samefile(path):
+        raise ConfigError(f"--output {options.output}: is the prompts file itself; choose another name")
+    return read_jobs(path, sampling)
+
+
+def _templated(job: Job, engine: Engine, raw: bool) -> Job:
+    """A plain prompt becomes a user message when the model has a chat template, unless --raw says not."""
+    if raw or not job.plain or engine.tokenizer.chat_template is None:
+        return job
+    return replace(job, prompt=[{"role": "user", "content": str(job.prompt)}])
+
+
+def _stream(engine: Engine, job: Job, target: Output) -> RequestOutput:
+    """The prompt's text as it comes. Raises RequestError when the prompt is refused."""
+    request_id = engine.submit(job.prompt, job.params)
+    output = RequestOutput(request_id, [])
+    for event in engine.events(request_id):
+        output.add(event)
+        target.write(event.text)
+    if not output.text.endswith("\n"):
+        target.write("\n")
+    return output
+
+
+def _batch(engine: Engine, jobs: Sequence[Job], target: Output, options: RunOptions) -> list[RequestOutput]:
+    with progress_bars(sys.stderr, options.quiet or len(jobs) == 1) as progress:
+        results = engine.generate([job.prompt for job in jobs], [job.params for job in jobs], progress=progress)
+    for index, (job, output) in enumerate(zip(jobs, results, strict=True)):
+        target.write_json(result_json(index, job, output))
+    return results
+
+
+def _verdict(jobs: Sequence[Job], results: Sequence[RequestOutput]) -> int:
+    """Says which prompts failed; a refused one is the input's fault, an error is a component's."""
+    for job, output in zip(jobs, results, strict=True):
+        if output.finish_reason in ("refused", "error"):
+            exits.say_error(f"{job.where}: {output.finish_reason}: {output.error}")
+    reasons = {output.finish_reason for output in results}
+    if "refused" in reasons:
+        return exits.BAD_INPUT
+    return exits.FAILED if "error" in reasons else exits.DONE

@@ -1,0 +1,113 @@
+"""What a run used and how fast it was, as two tables. Knows times and counts, not how they came about."""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TextIO
+
+from pluglm.cli.terminal import new_table, print_on
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from pluglm.assembly.resolving import Resolved, ResolvedRun
+    from pluglm.kernel.core import RequestMetrics
+    from pluglm.outputs import RequestOutput
+
+RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes of ru_maxrss' unit, see getrusage(2)
+
+
+def print_summary(run: ResolvedRun, results: Sequence[RequestOutput], stream: TextIO) -> None:
+    """Both tables, after an empty line that keeps them apart from streamed text."""
+    stream.write("\n")
+    notes = _notes(run)
+    print_on(stream, components_table(run), *(["\n".join(notes)] if notes else []), numbers_table(run, results))
+
+
+def components_table(run: ResolvedRun) -> Table:
+    """One row per filled slot and hook: what filled it and from which package it came."""
+    model = run.config.model
+    table = new_table(f"model {model.path} ({model.dtype})", "slot", "component", "package", "class")
+    hooks = [(f"hooks.{name}", hook) for name, hook in run.hooks.items()]
+    for slot, part in [*run.slots.items(), *hooks]:
+        entry = part.entry
+        package = f"{entry.distribution} {entry.version}" if entry.distribution else "loose file or module"
+        table.add_row(slot, entry.name, package, entry.target)
+    return table
+
+
+def _notes(run: ResolvedRun) -> list[str]:
+    """What `auto` chose and passed over, and a slot that this run never calls."""
+    notes = []
+    for slot, refused in run.auto.items():
+        passed_over = "".join(f"; not {name}: {reason}" for name, reason in refused.items())
+        notes.append(f"{slot}: auto chose {run.slots[slot].entry.name}{passed_over}")
+    backend = run.slots["backend"]
+    if "attention:unused" in _provides(backend):
+        notes.append(f"attention: never called, backend {backend.entry.name} computes none")
+    return notes
+
+
+def _provides(part: Resolved) -> frozenset[str]:
+    return frozenset(part.cls.capabilities(part.config).provides)
+
+
+def numbers_table(run: ResolvedRun, results: Sequence[RequestOutput]) -> Table:
+    """Speed on the backend's clock, which may be a virtual one, and the peak memory of the process."""
+    table = new_table(None, "measure", f"on the clock of backend {run.slots['backend'].entry.name}")
+    metrics = [one.metrics for one in results if one.metrics is not None]
+    table.add_row("prompts", _counts(results))
+    table.add_row("tokens", _token_counts(metrics))
+    table.add_row("time to first token", _times([one.ttft_s for one in metrics]))
+    table.add_row("time per output token", _times([one.tpot_s for one in metrics]))
+    table.add_row("output tokens/s", _rate(metrics))
+    if "drafter" in run.slots:
+        table.add_row("drafts accepted", _drafts(metrics))
+    for name, value in _peak_memory().items():
+        table.add_row(name, f"{value / 2**20:,.0f} MiB")
+    return table
+
+
+def _counts(results: Sequence[RequestOutput]) -> str:
+    reasons = [str(one.finish_reason) for one in results]
+    each = ", ".join(f"{reasons.count(reason)} {reason}" for reason in sorted(set(reasons)))
+    return f"{len(results)} ({each})"
+
+
+def _token_counts(metrics: Sequence[RequestMetrics]) -> str:
+    prompt, output = sum(one.num_prompt_tokens for one in metrics), sum(one.num_output_tokens for one in metrics)
+    return f"{prompt:,} in, {output:,} out"
+
+
+def _times(seconds: Sequence[float | None]) -> str:
+    known = [one for one in seconds if one is not None]
+    if not known:
+        return "-"
+    if len(known) == 1:
+        return f"{known[0] * 1000:,.1f} ms"
+    return f"{statistics.median(known) * 1000:,.1f} ms median, {max(known) * 1000:,.1f} ms longest"
+
+
+def _rate(metrics: Sequence[RequestMetrics]) -> str:
+    """All output tokens over the time from the first arrival to the last end."""
+    if not metrics:
+        return "-"
+    seconds = max(one.finished_s for one in metrics) - min(one.arrival_s for one in metrics)
+    return f"{sum(one.num_output_tokens for one in metrics) / seconds:,.1f}" if seconds > 0 else "-"
+
+
+def _drafts(metrics: Sequence[RequestMetrics]) -> str:
+    accepted, drafted = sum(one.num_accepted for one in metrics), sum(one.num_drafted for one in metrics)
+    return f"{accepted:,} of {drafted:,}" + (f" ({accepted / drafted:.0%})" if drafted else "")
+
+
+def _peak_memory() -> dict[str, int]:
+    """Bytes: the process's largest resident set, and the most that CUDA tensors took where CUDA was used."""
+    peaks = {"peak memory (RSS)": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT}
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+        peaks["peak memory (CUDA)"] = torch.cuda.max_memory_allocated()
+    return peaks

@@ -1,0 +1,59 @@
+"""Consoles for stdout and stderr, and progress bars that only a terminal sees. Knows no command."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TextIO
+
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from pluglm.kernel.interfaces import services
+
+UNWRAPPED = 4096  # columns when nobody looks: tables in files and pipes are never folded
+
+
+def console_on(stream: TextIO) -> Console:
+    """A console that takes text literally and folds lines on a terminal only."""
+    width = None if stream.isatty() else UNWRAPPED
+    return Console(file=stream, width=width, markup=False, emoji=False, highlight=False)
+
+
+def print_on(stream: TextIO, *parts: RenderableType) -> None:
+    """The parts with an empty line between them. Raises BrokenPipeError, where rich's own print ends the process."""
+    console = console_on(stream)
+    with console.capture() as captured:
+        for index, part in enumerate(parts):
+            console.print(*([""] if index else []), part, sep="\n")
+    lines = captured.get().splitlines()
+    stream.write("".join(f"{line.rstrip()}\n" for line in lines))
+    stream.flush()
+
+
+def new_table(title: str | None, *columns: str) -> Table:
+    """A plain table, titled at the left; long cells fold, so that nothing is cut."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+@contextmanager
+def progress_bars(stream: TextIO, quiet: bool) -> Iterator[services.Progress]:
+    """A callback (what, done, total) that draws one bar per `what`; the bars are gone afterwards."""
+    if quiet or not stream.isatty():
+        yield lambda what, done, total: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console_on(stream), transient=True) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def show(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what, total=total)
+            bars.update(tasks[what], completed=done, total=total)
+
+        yield show

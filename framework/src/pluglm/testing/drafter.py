@@ -1,0 +1,190 @@
+"""The contract kit of drafters: proposals depend on the committed text of their own sequence, and on nothing else."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from pluglm.kernel.interfaces.drafter import Drafter, DraftRequest
+from pluglm.testing.check import Check, expect, make_check
+from pluglm.testing.common import common_checks
+from pluglm.testing.context import make_context
+
+Make = Callable[[], Drafter]
+MAX_TOKENS = 4
+# texts that repeat themselves, so that lookups find something; the last token of each was seen before
+TEXTS = ([9, 5, 6, 7, 8, 5, 6, 7], [1, 2, 3, 1, 2, 3, 1, 2], [40, 41, 42, 43, 44, 45, 40, 41], [7, 7, 7, 7])
+
+
+def drafter_checks(cls: type[Any], config: Any = None, **context: Any) -> Iterator[Check]:
+    """Every check of a drafter class. context: fields of the BuildContext to use instead of the kit's.
+
+    The kit's `build_runner` gives a model whose logits depend on every token that the drafter really stored.
+    """
+    config = cls.Config() if config is None else config
+
+    def make() -> Drafter:
+        drafter: Drafter = cls(config, make_context(**{"max_model_len": 256, **context}))
+        return drafter
+
+    yield from common_checks("drafter", cls, config, make)
+    yield make_check(ids_are_the_targets, make, make_context(**context).spec.vocab_size)
+    for function in ALWAYS:
+        yield make_check(function, make)
+
+
+def ask(drafter: Drafter, *texts: list[int], max_tokens: int = MAX_TOKENS) -> list[list[int]]:
+    """Proposals for texts whose sequence ids are their places."""
+    requests = [
+        DraftRequest(sequence_id=place, token_ids=list(text), max_tokens=max_tokens) for place, text in enumerate(texts)
+    ]
+    return drafter.propose(requests)
+
+
+def proposals_fit_max_tokens(make: Make) -> None:
+    for max_tokens in (1, 2, 7):
+        lengths = [len(one) for one in ask(make(), *TEXTS, max_tokens=max_tokens)]
+        expect(max(lengths) <= max_tokens, f"at most {max_tokens} ids", f"proposals of {lengths}")
+
+
+def no_room_means_no_proposal(make: Make) -> None:
+    found = ask(make(), *TEXTS, max_tokens=0)
+    expect(found == [[]] * len(TEXTS), "no ids when none may be proposed", found)
+
+
+def ids_are_the_targets(make: Make, vocab_size: int) -> None:
+    texts = [[token, 3, token, 3, token] for token in (0, 31, 200, 261)]
+    ids = [one for proposal in ask(make(), *texts) for one in proposal]
+    expect(all(isinstance(one, int) and 0 <= one < vocab_size for one in ids), f"ids below {vocab_size}", ids)
+
+
+def one_proposal_a_request(make: Make) -> None:
+    """In order, the empty ones included."""
+    texts = [[17], TEXTS[0], [18, 19], TEXTS[1]]
+    found = ask(make(), *texts)
+    expect(len(found) == 4, "four proposals for four requests", found)
+    alone = [ask(make(), text)[0] for text in texts]
+    expect(found == alone, f"each request's own proposal, {alone}", found)
+
+
+def proposing_twice_gives_the_same(make: Make) -> None:
+    drafter = make()
+    first, second = ask(drafter, *TEXTS), ask(drafter, *TEXTS)
+    expect(first == second, f"equal proposals without an observe, {first}", second)
+
+
+def requests_are_not_changed(make: Make) -> None:
+    requests = [DraftRequest(sequence_id=i, token_ids=list(text), max_tokens=4) for i, text in enumerate(TEXTS)]
+    make().propose(requests)
+    found = [request.token_ids for request in requests]
+    expect(found == list(TEXTS), "the callers' token lists as given", found)
+
+
+def short_texts_are_legal(make: Make) -> None:
+    for text in ([], [5], [5, 5], [5, 6]):
+        found = ask(make(), text)
+        expect(len(found) == 1 and len(found[0]) <= MAX_TOKENS, f"a proposal for the text {text}", found)
+    expect(make().propose([]) == [], "no proposals for no requests", "something else")
+
+
+def release_may_come_twice(make: Make) -> None:
+    drafter = make()
+    ask(drafter, *TEXTS)
+    for _ in range(2):
+        drafter.release(1)
+    ask(drafter, *TEXTS)
+
+
+def released_ids_start_afresh(make: Make) -> None:
+    drafter = make()
+    ask(drafter, TEXTS[0], TEXTS[1])
+    drafter.release(0)
+    found, fresh = ask(drafter, TEXTS[2], TEXTS[1]), ask(make(), TEXTS[2], TEXTS[1])
+    expect(found == fresh, f"what a new drafter proposes for a reused id, {fresh}", found)
+
+
+def outcomes_leave_no_trace(make: Make) -> None:
+    """Whatever was accepted, the next proposal is that of a new drafter given the committed text."""
+    for text in TEXTS:
+        for num_accepted in range(MAX_TOKENS + 1):
+            drafter = make()
+            drafts = ask(drafter, text)[0][:num_accepted]
+            committed = [*drafts, 250]
+            drafter.observe(0, len(drafts), committed)
+            found, fresh = ask(drafter, text + committed), ask(make(), text + committed)
+            expect(found == fresh, f"{fresh} after {len(drafts)} of {text}'s drafts were accepted", found)
+
+
+def order_of_requests_does_not_matter(make: Make) -> None:
+    backward = [
+        DraftRequest(sequence_id=place, token_ids=list(TEXTS[place]), max_tokens=MAX_TOKENS)
+        for place in reversed(range(len(TEXTS)))
+    ]
+    found, expected = make().propose(backward)[::-1], ask(make(), *TEXTS)
+    expect(found == expected, f"the same proposals in reverse order, {expected}", found)
+
+
+@dataclass(slots=True)
+class _Life:
+    """One sequence played with random outcomes of its own; log keeps every proposal."""
+
+    sequence_id: int
+    token_ids: list[int]
+    steps_left: int
+    generator: random.Random
+    log: list[list[int]] = field(default_factory=list)
+
+    def request(self) -> DraftRequest:
+        return DraftRequest(sequence_id=self.sequence_id, token_ids=list(self.token_ids), max_tokens=MAX_TOKENS)
+
+    def take(self, drafter: Drafter, proposal: list[int]) -> None:
+        self.log.append(list(proposal))
+        accepted = proposal[: self.generator.randint(0, len(proposal))]
+        committed = [*accepted, self.generator.choice((5, 6, 7, 40))]
+        self.token_ids.extend(committed)
+        drafter.observe(self.sequence_id, len(accepted), committed)
+        self.steps_left -= 1
+        preempted = self.generator.random() < 0.1
+        if self.steps_left == 0 or preempted:
+            drafter.release(self.sequence_id)
+
+
+def _lives() -> list[_Life]:
+    return [
+        _Life(index, list(TEXTS[index % len(TEXTS)]) + [index], 5 + index % 4, random.Random(index))
+        for index in range(7)
+    ]
+
+
+def sequences_do_not_mix(make: Make) -> None:
+    """Seven sequences that join, wait, lose their KV and leave: each as if it were alone."""
+    alone = _lives()
+    for life in alone:
+        drafter = make()
+        while life.steps_left:
+            life.take(drafter, drafter.propose([life.request()])[0])
+    together, drafter, generator = _lives(), make(), random.Random(99)
+    while active := [life for life in together if life.steps_left]:
+        batch = generator.sample(active, generator.randint(1, len(active)))
+        proposals = drafter.propose([life.request() for life in batch])
+        for life, proposal in zip(batch, proposals, strict=True):
+            life.take(drafter, proposal)
+    for one, other in zip(alone, together, strict=True):
+        expect(one.log == other.log, f"sequence {one.sequence_id}'s proposals as alone, {one.log}", other.log)
+
+
+ALWAYS = (
+    proposals_fit_max_tokens,
+    no_room_means_no_proposal,
+    one_proposal_a_request,
+    proposing_twice_gives_the_same,
+    requests_are_not_changed,
+    short_texts_are_legal,
+    release_may_come_twice,
+    released_ids_start_afresh,
+    outcomes_leave_no_trace,
+    order_of_requests_does_not_matter,
+    sequences_do_not_mix,
+)

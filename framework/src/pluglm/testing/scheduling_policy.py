@@ -1,0 +1,177 @@
+"""The contract kit of scheduling policies: answers are of the right kind and about the right sequences."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pluglm.kernel.core import Budget, Event, RequestView, StepView
+from pluglm.kernel.interfaces.scheduler import Accept, Need, Reject, SchedulingPolicy, Skip, Stop, Victims
+from pluglm.kernel.planner import PolicyScheduler
+from pluglm.testing.check import Check, expect, make_check
+from pluglm.testing.common import common_checks
+from pluglm.testing.context import make_context
+from pluglm.testing.simulation import Job, busy_world, play
+
+Make = Callable[[], SchedulingPolicy]
+NEEDS: tuple[Need, ...] = ("kv", "seat")
+
+
+def scheduling_policy_checks(cls: type[Any], config: Any = None, **context: Any) -> Iterator[Check]:
+    """Every check of a policy class, alone and behind the kernel's planner."""
+    config = cls.Config() if config is None else config
+
+    def make() -> SchedulingPolicy:
+        policy: SchedulingPolicy = cls(config, make_context(**context))
+        return policy
+
+    yield from common_checks("scheduling_policy", cls, config, make)
+    for function in ALWAYS:
+        yield make_check(function, make)
+
+
+def _views(count: int = 12) -> list[StepView]:
+    """Random running and waiting sequences; the first view has none."""
+    return [_view(random.Random(seed), min(seed, 4), seed % 6) for seed in range(count)]
+
+
+def _view(generator: random.Random, num_running: int, num_waiting: int) -> StepView:
+    ids = generator.sample(range(1, 60), num_running + num_waiting)
+    views = [_request(generator, one, index < num_running) for index, one in enumerate(ids)]
+    waiting = sorted(views[num_running:], key=lambda one: (one.arrival_s, one.sequence_id))
+    budget = Budget(num_tokens=32, num_seats=5)
+    return StepView(step=9, now_s=2.0, budget=budget, running=tuple(views[:num_running]), waiting=tuple(waiting))
+
+
+def _request(generator: random.Random, sequence_id: int, running: bool) -> RequestView:
+    prompt = generator.randint(4, 30)
+    return Job(
+        sequence_id=sequence_id,
+        arrival=generator.randint(0, 150),
+        num_prompt=prompt,
+        max_new=8,
+        priority=generator.randint(-1, 3),
+        num_computed=generator.randint(1, prompt - 1) if running else 0,
+        running=running,
+    ).view()
+
+
+def admission_is_answered(make: Make) -> None:
+    policy = make()
+    for view in _views():
+        for request in view.waiting:
+            answer = policy.admit(request, len(view.waiting))
+            expect(isinstance(answer, Accept | Reject), "Accept or Reject", answer)
+            if isinstance(answer, Reject):
+                one_line = bool(answer.reason.strip()) and "\n" not in answer.reason
+                expect(one_line, "a reason of one line", repr(answer.reason))
+
+
+def running_order_names_running_sequences(make: Make) -> None:
+    for view in _views():
+        _expect_choice(list(make().order_running(view)), [one.sequence_id for one in view.running])
+
+
+def waiting_order_names_waiting_sequences(make: Make) -> None:
+    for view in _views():
+        _expect_choice(list(make().order_waiting(view)), [one.sequence_id for one in view.waiting])
+
+
+def _expect_choice(found: list[int], known: list[int]) -> None:
+    expect(set(found) <= set(known), f"ids among {sorted(known)}", found)
+    expect(len(found) == len(set(found)), "each id once", found)
+
+
+def share_is_a_count(make: Make) -> None:
+    policy = make()
+    for view in _views():
+        for request in (*view.running, *view.waiting):
+            for left in (1, 7, 32):
+                found = policy.share(view, request, left)
+                fine = isinstance(found, int) and not isinstance(found, bool) and found >= 0
+                expect(fine, "a number of tokens, 0 or more", repr(found))
+
+
+def an_idle_engine_gets_work(make: Make) -> None:
+    """With sequences in view and everything free, at least one of them is named and gets a token."""
+    policy = make()
+    for seed in range(20):
+        for num_running, num_waiting in ((1, 0), (0, 1), (3, 0), (0, 3)):
+            view = _view(random.Random(seed), num_running, num_waiting)
+            requests = {one.sequence_id: one for one in (*view.running, *view.waiting)}
+            named = [*policy.order_running(view), *policy.order_waiting(view)]
+            served = [one for one in named if one in requests and policy.share(view, requests[one], 32) > 0]
+            expect(bool(served), f"a token for one of {sorted(requests)}", f"order {named} and no share")
+
+
+def blocked_requests_get_an_answer(make: Make) -> None:
+    policy = make()
+    for view in _views():
+        for request in (*view.running, *view.waiting):
+            for need in NEEDS:
+                answer = policy.on_blocked(view, request, need)
+                expect(isinstance(answer, Stop | Skip | Victims), "Stop, Skip or Victims", answer)
+
+
+def victims_are_other_running_sequences(make: Make) -> None:
+    policy = make()
+    for view in _views():
+        running = {one.sequence_id for one in view.running}
+        for request in (*view.running, *view.waiting):
+            for need in NEEDS:
+                answer = policy.on_blocked(view, request, need)
+                victims = answer.sequence_ids if isinstance(answer, Victims) else ()
+                others = running - {request.sequence_id}
+                expect(set(victims) <= others, f"victims among {sorted(others)}", victims)
+                expect(len(victims) == len(set(victims)), "each victim once", victims)
+
+
+def same_view_same_answers(make: Make) -> None:
+    used = make()
+    for view in _views():
+        first, second, fresh = _answers(used, view), _answers(used, view), _answers(make(), view)
+        expect(first == second == fresh, f"the same answers to the same questions, {first}", f"{second} and {fresh}")
+
+
+def _answers(policy: SchedulingPolicy, view: StepView) -> tuple[object, ...]:
+    requests = (*view.running, *view.waiting)
+    return (
+        tuple(policy.order_running(view)),
+        tuple(policy.order_waiting(view)),
+        tuple(policy.share(view, one, 16) for one in requests),
+        tuple(policy.on_blocked(view, one, need) for one in requests for need in NEEDS),
+    )
+
+
+def events_are_taken(make: Make) -> None:
+    policy = make()
+    for event in (
+        Event(request_id="r1", token_ids=(5,), text="a"),
+        Event(request_id="r1", finish_reason="stop", stop=7),
+        Event(request_id="never seen", finish_reason="cancelled"),
+        Event(request_id="r2", finish_reason="error", error="a plugin failed"),
+    ):
+        policy.on_event(event)
+
+
+def every_request_finishes(make: Make) -> None:
+    """Behind the kernel's planner, over few seats and blocks, with preemptions."""
+    for seed in range(4):
+        place = busy_world(seed)
+        play(place, PolicyScheduler(make()), lambda turn: None)
+        expect(not place.unfinished, f"all requests of world {seed} done in 400 steps", f"{place.unfinished} left")
+
+
+ALWAYS = (
+    admission_is_answered,
+    running_order_names_running_sequences,
+    waiting_order_names_waiting_sequences,
+    share_is_a_count,
+    an_idle_engine_gets_work,
+    blocked_requests_get_an_answer,
+    victims_are_other_running_sequences,
+    same_view_same_answers,
+    events_are_taken,
+    every_request_finishes,
+)

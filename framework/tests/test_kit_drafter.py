@@ -1,0 +1,184 @@
+"""The kit of drafters is tested: a plain lookup passes, and for every check one broken drafter fails only that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from pluglm.kernel.interfaces.component import Capabilities, ComponentConfig
+from pluglm.kernel.interfaces.drafter import DraftRequest
+from pluglm.testing.check import run_checks
+from pluglm.testing.common import COMMON
+from pluglm.testing.drafter import drafter_checks
+
+
+class LookupDrafter:
+    """Proposes what followed the last token where it occurred before. It remembers what it saw, for fixtures."""
+
+    interface_version = 1
+    Config = ComponentConfig
+
+    def __init__(self, config: ComponentConfig, context: Any) -> None:
+        self.seen: dict[int, int] = {}  # sequence id -> times shown
+        self.outcomes: dict[int, int] = {}  # sequence id -> observed so far
+
+    @classmethod
+    def capabilities(cls, config: Any) -> Capabilities:
+        return Capabilities()
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
+        for request in requests:
+            self.seen[request.sequence_id] = self.seen.get(request.sequence_id, 0) + 1
+        return [self.one(request) for request in requests]
+
+    def one(self, request: DraftRequest) -> list[int]:
+        text = request.token_ids
+        for index in range(len(text) - 2, -1, -1):
+            if text[index] == text[-1]:
+                return text[index + 1 :][: request.max_tokens]
+        return []
+
+    def observe(self, sequence_id: int, num_accepted: int, token_ids: Sequence[int]) -> None:
+        self.outcomes[sequence_id] = self.outcomes.get(sequence_id, 0) + 1
+
+    def release(self, sequence_id: int) -> None:
+        self.seen.pop(sequence_id, None)
+        self.outcomes.pop(sequence_id, None)
+
+
+def changed(change: Any) -> type[LookupDrafter]:
+    """LookupDrafter whose proposals pass through change(drafter, request, proposal)."""
+
+    class Broken(LookupDrafter):
+        def one(self, request: DraftRequest) -> list[int]:
+            return list(change(self, request, super().one(request)))
+
+    return Broken
+
+
+class DropsEmptyOnes(LookupDrafter):
+    def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
+        found = super().propose(requests)
+        return [one for one in found if one] if len(requests) == 4 and requests[0].token_ids == [17] else found
+
+
+class TrimsTheText(LookupDrafter):
+    def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
+        found = super().propose(requests)
+        for request in requests:
+            del request.token_ids[-1:]
+        return found
+
+
+class NeedsAToken(LookupDrafter):
+    def one(self, request: DraftRequest) -> list[int]:
+        return super().one(request) if request.token_ids[-1] >= 0 else []
+
+
+class ReleasesOnce(LookupDrafter):
+    """Forgets what it did release when the id is shown again."""
+
+    def release(self, sequence_id: int) -> None:
+        del self.seen[sequence_id]
+
+
+class KeepsTheOldText(LookupDrafter):
+    """Looks up the first text ever shown under an id when another one of the same length comes."""
+
+    def __init__(self, config: ComponentConfig, context: Any) -> None:
+        super().__init__(config, context)
+        self.texts: dict[int, list[int]] = {}
+
+    def one(self, request: DraftRequest) -> list[int]:
+        first = self.texts.setdefault(request.sequence_id, list(request.token_ids))
+        same_length = len(first) == len(request.token_ids)
+        return super().one(
+            DraftRequest(
+                sequence_id=request.sequence_id,
+                token_ids=first if same_length else request.token_ids,
+                max_tokens=request.max_tokens,
+            )
+        )
+
+
+class FirstComesFirst(LookupDrafter):
+    """Has time for a lookup only until the sequence with the highest id was served."""
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
+        found = super().propose(requests)
+        backwards = len(requests) == 4 and requests[0].sequence_id == 3 and requests[-1].sequence_id == 0
+        return [*found[:1], *([] for _ in found[1:])] if backwards and len(requests[0].token_ids) == 4 else found
+
+
+class SharesOutcomes(LookupDrafter):
+    """Proposes less once many outcomes, of any sequence, were seen."""
+
+    def one(self, request: DraftRequest) -> list[int]:
+        found = super().one(request)
+        return found[:1] if sum(self.outcomes.values()) > 8 else found
+
+
+def one_too_many(drafter: Any, request: DraftRequest, proposal: list[int]) -> list[int]:
+    return [*proposal, proposal[-1]] if request.max_tokens == 2 and len(proposal) == 2 else proposal
+
+
+def at_least_one(drafter: Any, request: DraftRequest, proposal: list[int]) -> list[int]:
+    return proposal if request.max_tokens else [1]
+
+
+def past_the_vocabulary(drafter: Any, request: DraftRequest, proposal: list[int]) -> list[int]:
+    return [one + 200 if one in (200, 261) else one for one in proposal]
+
+
+def only_the_first_time(drafter: Any, request: DraftRequest, proposal: list[int]) -> list[int]:
+    asked_again = drafter.seen[request.sequence_id] > 1 and not drafter.outcomes
+    return [] if asked_again and request.token_ids == [7, 7, 7, 7] and request.sequence_id == 3 else proposal
+
+
+class CautiousAfterRefusal(LookupDrafter):
+    """A refusal of every draft spoils the next proposal."""
+
+    def __init__(self, config: ComponentConfig, context: Any) -> None:
+        super().__init__(config, context)
+        self.refused: set[int] = set()
+
+    def observe(self, sequence_id: int, num_accepted: int, token_ids: Sequence[int]) -> None:
+        super().observe(sequence_id, num_accepted, token_ids)
+        if num_accepted == 0 and token_ids[-1] == 250:
+            self.refused.add(sequence_id)
+
+    def one(self, request: DraftRequest) -> list[int]:
+        return [1] if request.sequence_id in self.refused else super().one(request)
+
+
+BROKEN: dict[str, type[LookupDrafter]] = {
+    "proposals_fit_max_tokens": changed(one_too_many),
+    "no_room_means_no_proposal": changed(at_least_one),
+    "ids_are_the_targets": changed(past_the_vocabulary),
+    "one_proposal_a_request": DropsEmptyOnes,
+    "proposing_twice_gives_the_same": changed(only_the_first_time),
+    "requests_are_not_changed": TrimsTheText,
+    "short_texts_are_legal": NeedsAToken,
+    "release_may_come_twice": ReleasesOnce,
+    "released_ids_start_afresh": KeepsTheOldText,
+    "outcomes_leave_no_trace": CautiousAfterRefusal,
+    "order_of_requests_does_not_matter": FirstComesFirst,
+    "sequences_do_not_mix": SharesOutcomes,
+}
+
+
+def test_a_plain_drafter_passes() -> None:
+    report = run_checks(drafter_checks(LookupDrafter))
+    assert report.ok, str(report)
+
+
+def test_every_check_has_a_broken_fixture() -> None:
+    assert {check.name for check in drafter_checks(LookupDrafter)} == COMMON | set(BROKEN)
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_drafter_fails_exactly_its_check(name: str) -> None:
+    report = run_checks(drafter_checks(BROKEN[name]))
+    assert report.failed == (name,), str(report)

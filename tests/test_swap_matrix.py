@@ -1,0 +1,155 @@
+"""Every pair of components that can be combined gives the reference tokens; every other pair is refused with a reason.
+
+The components are those that are installed, so a new one joins by its entry point. References: transformers in float32
+for the CPU backend (with the weights that a quantizer stands for), and the documented hash for the fake backend.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pluglm import Engine, RunConfig, SamplingParams
+from pluglm.kernel.errors import PluginError
+from pluglm.kernel.registry import list_entries
+
+PROMPTS = ([9, 41, 77, 12, 30, 5, 18], [23], [60, 61, 62, 60, 61, 62, 60, 61])
+NUM_TOKENS = 12
+SLOT_KINDS = {
+    "backend": ("backend",),
+    "attention": ("attention",),
+    "kv": ("kv",),
+    "scheduler": ("scheduler", "scheduling_policy"),
+    "sampler": ("sampler",),
+    "quantizer": ("quantizer",),
+    "drafter": ("drafter",),
+    "grammar": ("grammar",),
+}
+OPTIONS: dict[str, list[dict[str, Any]]] = {"paged": [{"block_size": 1}, {"block_size": 16}]}
+REFUSALS = (
+    "cannot run on this machine",  # cuda without a GPU
+    "cannot run with engine.deterministic",
+    "computes no weights",
+)
+
+Choice = tuple[str, str, dict[str, Any]]
+
+
+def choices(slot: str) -> list[Choice]:
+    names = sorted({entry.name for kind in SLOT_KINDS[slot] for entry in list_entries(kind)})
+    return [(slot, name, options) for name in names for options in OPTIONS.get(name, [{}])]
+
+
+ALL: list[Choice] = [choice for slot in SLOT_KINDS for choice in choices(slot)] + [("engine", "deterministic", {})]
+PAIRS = [(one, two) for one, two in itertools.combinations(ALL, 2) if one[0] != two[0]]
+
+
+def pair_id(pair: tuple[Choice, Choice]) -> str:
+    return "+".join(f"{slot}={name}{''.join(map(str, options.values()))}" for slot, name, options in pair)
+
+
+def config_of(model: Path, draft: Path, pair: tuple[Choice, Choice]) -> RunConfig:
+    data: dict[str, Any] = {
+        "model": {"path": str(model), "dtype": "float32"},
+        "backend": "cpu",
+        "engine": {"max_step_tokens": 8, "num_threads": 1, "max_num_seqs": 2},
+    }
+    for slot, name, options in pair:
+        if slot == "engine":
+            data["engine"] = {**data["engine"], name: True}
+            data["attention"] = data.get("attention", {"use": "naive"})
+        else:
+            more = {"model": str(draft), "num_tokens": 3} if name == "draft_model" else {}
+            data[slot] = {"use": name, **options, **more}
+    return RunConfig.from_dict(data)
+
+
+@pytest.fixture(scope="module")
+def reference(tiny_model: Path) -> Callable[[str | None], list[list[int]]]:
+    """Greedy tokens by transformers, with every linear weight as the named quantizer stores it."""
+    from transformers import LlamaForCausalLM
+
+    from pluglm.kernel.registry import find, load
+
+    known: dict[str | None, list[list[int]]] = {}
+
+    def tokens(quantizer: str | None) -> list[list[int]]:
+        if quantizer in known:
+            return known[quantizer]
+        model = LlamaForCausalLM.from_pretrained(tiny_model, dtype=torch.float32).eval()
+        if quantizer is not None:
+            cls = load(find(("quantizer",), quantizer))
+            maker = cls(cls.Config(), "cpu", torch.float32)
+            for name, module in model.named_modules():
+                if isinstance(module, torch.nn.Linear):
+                    weight = maker.dequantize(maker.make_linear(name, module.weight.detach().clone(), None))
+                    module.weight.data = weight
+        known[quantizer] = [
+            model.generate(torch.tensor([p]), max_new_tokens=NUM_TOKENS, do_sample=False, eos_token_id=None)[0, len(p) :].tolist()
+            for p in PROMPTS
+        ]
+        return known[quantizer]
+
+    return tokens
+
+
+def fake_tokens(prompt: list[int], vocab_size: int) -> list[int]:
+    """What the fake backend's docstrings say the most likely token is: the first number of the digest, modulo V."""
+    ids = list(prompt)
+    for _ in range(NUM_TOKENS):
+        data = b"".join(t.to_bytes(8, "little") + p.to_bytes(8, "little") for p, t in enumerate(ids))
+        ids.append(int.from_bytes(hashlib.blake2b(data, digest_size=40).digest()[:8], "little") % vocab_size)
+    return ids[len(prompt) :]
+
+
+@pytest.fixture(scope="module")
+def draft(make_tiny_model: Callable[..., Path]) -> Path:
+    """Another model with the same tokenizer, so that most of its drafts are refused."""
+    return make_tiny_model("draft", seed=1)
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=pair_id)
+def test_pair(
+    pair: tuple[Choice, Choice], tiny_model: Path, draft: Path, reference: Callable[[str | None], list[list[int]]]
+) -> None:
+    names = {slot: name for slot, name, _ in pair}
+    try:
+        engine = Engine.from_config(config_of(tiny_model, draft, pair))
+    except PluginError as error:
+        assert any(reason in str(error) for reason in REFUSALS), error
+        assert any(name in str(error) for name in names.values())
+        assert names.get("backend") in ("cuda", "fake") or "engine" in names, f"{names} should work: {error}"
+        return
+    with engine:
+        prompts = [{"prompt_token_ids": list(prompt)} for prompt in PROMPTS]
+        outputs = engine.generate(prompts, SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True))
+        assert [output.error for output in outputs] == [None] * len(PROMPTS)
+        if names.get("backend") == "fake":
+            vocab_size = engine._core.parts.runner.spec.vocab_size
+            assert [output.token_ids for output in outputs] == [fake_tokens(p, vocab_size) for p in PROMPTS]
+        else:
+            assert [output.token_ids for output in outputs] == reference(names.get("quantizer"))
+        if "grammar" in names:
+            check_grammar(engine)
+        engine._core.kv.audit()
+        assert engine._core.kv.capacity().held_blocks == 0
+
+
+def check_grammar(engine: Engine) -> None:
+    params = SamplingParams(temperature=0, max_tokens=40, grammar={"regex": "(cat|dog) [0-9]{3}"})
+    output = engine.generate({"prompt_token_ids": list(PROMPTS[0])}, params)[0]
+    assert output.finish_reason == "stop", output.error
+    assert re.fullmatch("(cat|dog) [0-9]{3}", output.text)
+
+
+def test_every_refusal_is_expected_and_most_pairs_run() -> None:
+    """Guards the matrix itself: it must cover every slot, and be large."""
+    assert {slot for pair in PAIRS for slot, _, _ in pair} == {*SLOT_KINDS, "engine"}
+    assert len(PAIRS) > 120
