@@ -66,7 +66,7 @@ def time_peer(model: Any, prompt_ids: list[int], batch: int, num_tokens: int) ->
 def interleave(runs: dict[str, Callable[[], tuple[float, list[int]]]], rounds: int) -> dict[str, list[float]]:
     """Each round runs every contender once, so that a busy machine slows all of them alike."""
     speeds: dict[str, list[float]] = {name: [] for name in runs}
-    for name, run in runs.items():
+    for run in runs.values():
         run()  # warm up
     for _ in range(rounds):
         for name, run in runs.items():
@@ -97,7 +97,8 @@ def main() -> None:
             speeds = interleave(runs, options.rounds)
             medians = {name: statistics.median(values) for name, values in speeds.items()}
             ratio = medians["pluglm"] / medians["transformers"]
-            print(f"batch {batch}: pluglm {medians['pluglm']:.1f} tok/s, transformers {medians['transformers']:.1f} tok/s, ratio {ratio:.2f}")
+            ours, theirs = (f"{name} {speed:.1f} tok/s" for name, speed in medians.items())
+            print(f"batch {batch}: {ours}, {theirs}, ratio {ratio:.2f}")
             results.append({"batch": batch, "tokens_per_s": speeds, "median": medians, "ratio": ratio})
     record = {
         "benchmark": "decode",

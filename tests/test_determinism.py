@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,13 +54,13 @@ def mates(count: int) -> list[dict[str, list[int]]]:
 
 
 @pytest.fixture(scope="module")
-def alone(tiny_model: Path) -> Iterator[dict[str, Any]]:
+def alone(tiny_model: Path) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for name, params in (("greedy", PARAMS), ("sampled", SAMPLED)):
         with Engine.from_config(deterministic(tiny_model)) as engine:
             recorder = Recorder(engine, PROMPT)
             result[name] = engine.generate({"prompt_token_ids": PROMPT}, params)[0].token_ids, recorder.rows
-    yield result
+    return result
 
 
 @pytest.mark.parametrize("num_mates", [1, 3, 15])

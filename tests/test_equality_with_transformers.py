@@ -68,7 +68,9 @@ def peer_of(path: Path) -> Any:
 
 def check_equality(name: str) -> None:
     path = resolve_model(name)
-    config = RunConfig.from_dict({"model": {"path": str(path), "dtype": "float32", "max_model_len": 1100}, "backend": "cpu"})
+    config = RunConfig.from_dict(
+        {"model": {"path": str(path), "dtype": "float32", "max_model_len": 1100}, "backend": "cpu"}
+    )
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
     with Engine.from_config(config) as engine:
         rows = record_rows(engine)

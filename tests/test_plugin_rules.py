@@ -65,7 +65,11 @@ def one_line(error: pytest.ExceptionInfo[PluglmError]) -> str:
 
 def test_rule_1_installing_changes_nothing_until_named(install: Install, tiny_model: Path) -> None:
     before = resolve(config_for(tiny_model)).plan()
-    install("broken-import", {"broken_import": "raise RuntimeError('cannot start')"}, attention("broken_import", "X", "sdpa2"))
+    install(
+        "broken-import",
+        {"broken_import": "raise RuntimeError('cannot start')"},
+        attention("broken_import", "X", "sdpa2"),
+    )
     assert resolve(config_for(tiny_model)).plan() == before
     rows = [entry for entry in list_entries("attention") if entry.name == "sdpa2"]
     assert [(row.distribution, row.version) for row in rows] == [("broken-import", "1.0")]
@@ -87,11 +91,17 @@ def test_rule_1_a_broken_package_named_fails_before_weights(install: Install, tm
     [
         ("X = 3", "X", "is not a class but int"),
         ("class X: interface_version = 1", "X", "lacks plan, run of Attention"),
-        (GOOD.replace("ComponentConfig):\n", "ComponentConfig):\n    model_config = {'extra': 'allow'}\n"), "Good", "Config"),
+        (
+            GOOD.replace("ComponentConfig):\n", "ComponentConfig):\n    model_config = {'extra': 'allow'}\n"),
+            "Good",
+            "Config",
+        ),
         ("", "Missing", "AttributeError"),
     ],
 )
-def test_rule_1_broken_at_class_check(install: Install, tiny_model: Path, source: str, cls: str, says: str, request: Any) -> None:
+def test_rule_1_broken_at_class_check(
+    install: Install, tiny_model: Path, source: str, cls: str, says: str, request: Any
+) -> None:
     module = f"classcheck_{abs(hash(request.node.name)) % 10**8}"
     install("class-check", {module: source}, attention(module, cls))
     with pytest.raises(PluginError) as error:
@@ -102,7 +112,9 @@ def test_rule_1_broken_at_class_check(install: Install, tiny_model: Path, source
 
 
 def test_rule_1_broken_at_build_keeps_the_cause(install: Install, tiny_model: Path) -> None:
-    source = GOOD.replace("self._inner = NaiveAttention(NaiveAttention.Config(), context)", "raise KeyError('no table')")
+    source = GOOD.replace(
+        "self._inner = NaiveAttention(NaiveAttention.Config(), context)", "raise KeyError('no table')"
+    )
     install("broken-build", {"broken_build": source}, attention("broken_build", "Good"))
     with pytest.raises(PluginError) as error:
         Engine.from_config(config_for(tiny_model, attention="mine"))
@@ -137,7 +149,8 @@ def test_rule_2_module_class_from_a_loose_file_beside_the_config(tiny_model: Pat
     (tmp_path / "my_attention.py").write_text(GOOD)
     file = tmp_path / "run.yaml"
     for use in ("my_attention:Good", "./my_attention.py:Good"):
-        file.write_text(f"model: {{path: {json.dumps(str(tiny_model))}, dtype: float32}}\nattention: {{use: '{use}', strength: 2}}\n")
+        model = f"model: {{path: {json.dumps(str(tiny_model))}, dtype: float32}}"
+        file.write_text(f"{model}\nattention: {{use: '{use}', strength: 2}}\n")
         run = resolve(RunConfig.from_file(file))
         assert run.slots["attention"].config.strength == 2
         assert run.slots["attention"].entry.distribution is None
@@ -194,7 +207,7 @@ def test_rule_4_config_is_never_rewritten_and_auto_is_recorded(tiny_model: Path)
 def test_rule_5_no_silent_fallback_and_the_pair_is_named(tiny_model: Path) -> None:
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
-        with pytest.raises(PluginError, match="backend 'cuda'.*cannot run on this machine"):
+        with pytest.raises(PluginError, match=r"backend 'cuda'.*cannot run on this machine"):
             Engine.from_config(config_for(tiny_model, backend="cuda"))
     with pytest.raises(IncompatibleError) as error:
         resolve(config_for(tiny_model, engine={"deterministic": True}, attention="sdpa"))
@@ -232,10 +245,10 @@ def test_rule_6_importing_pluglm_reads_no_environment_and_imports_no_torch() -> 
 def test_rule_7_another_process_with_another_version_is_refused(install: Install, tiny_model: Path) -> None:
     site = install("versioned", {"versioned_plugin": GOOD}, attention("versioned_plugin", "Good"))
     mine = resolve(config_for(tiny_model, attention="mine")).plan()
+    data = {"model": {"path": str(tiny_model), "dtype": "float32"}, "attention": "mine"}
     code = (
         "import json, sys\nfrom pluglm import RunConfig\nfrom pluglm.assembly.resolving import resolve\n"
-        f"config = RunConfig.from_dict({{'model': {{'path': {str(tiny_model)!r}, 'dtype': 'float32'}}, 'attention': 'mine'}})\n"
-        "print(json.dumps(resolve(config).plan()))\n"
+        f"print(json.dumps(resolve(RunConfig.from_dict({data!r})).plan()))\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(site)}
 
@@ -265,7 +278,9 @@ def test_rule_8_a_plugin_that_misbehaves_fails_its_requests_only(tiny_model: Pat
     act, says = FAULTS[fault]
     body = f"def run(self, layer, q_TNH, k_TKH, v_TKH, plan, kv):\n        if len(q_TNH) == 3: {act}\n"
     body += "        return self._inner.run(layer, q_TNH, k_TKH, v_TKH, plan, kv)"
-    (tmp_path / f"faulty_{fault}.py").write_text(GOOD.replace("def run(self, *args):\n        return self._inner.run(*args)", body))
+    (tmp_path / f"faulty_{fault}.py").write_text(
+        GOOD.replace("def run(self, *args):\n        return self._inner.run(*args)", body)
+    )
     data = {
         "model": {"path": str(tiny_model), "dtype": "float32"},
         "attention": f"faulty_{fault}:Good",

@@ -167,8 +167,8 @@ class Session:
         rows = torch.arange(len(tokens))
         self.attention.segments = tuple(segments)
         return ModelInput(
-            token_ids_T=torch.tensor(tokens),
-            positions_T=torch.tensor(positions),
+            token_ids_T=torch.tensor(tokens, dtype=torch.int64),
+            positions_T=torch.tensor(positions, dtype=torch.int64),
             slots_T=rows,
             logit_rows_R=rows,
             segments=self.attention.segments,

@@ -35,8 +35,7 @@ def guarded(command: Callable[CallP, int]) -> Callable[CallP, None]:
 
     @functools.wraps(command)
     def run(*args: CallP.args, **kwargs: CallP.kwargs) -> None:
-        context = kwargs.get("ctx")
-        debug = isinstance(context, typer.Context) and bool(context.obj)
+        debug = bool(getattr(kwargs.get("ctx"), "obj", False))
         raise typer.Exit(exit_code(lambda: command(*args, **kwargs), debug))
 
     return run

@@ -62,8 +62,11 @@ def _piped() -> str:
 
 
 def with_seed(params: SamplingParams) -> SamplingParams:
-    """The params with a fresh seed when they have none, so that every result can be had again."""
-    return params if params.seed is not None else params.model_copy(update={"seed": secrets.randbits(64)})
+    """The params with a fresh seed when they have none, so that every result can be had again.
+
+    53 bits, because many readers of JSON keep no more of an integer.
+    """
+    return params if params.seed is not None else params.model_copy(update={"seed": secrets.randbits(53)})
 
 
 def read_jobs(path: Path, sampling: SamplingParams) -> list[Job]:

@@ -68,6 +68,10 @@ class Sequence:
     def num_output(self) -> int:
         return len(self.output_token_ids)
 
+    def drafts_within(self, num_tokens: int) -> int:
+        """Drafts among the next num_tokens to compute; negative when not even all known tokens are."""
+        return self.num_computed + num_tokens - len(self.token_ids)
+
     def pending(self, num_tokens: int) -> list[int]:
         """The next num_tokens to compute: known ones, then drafts."""
         stop = self.num_computed + num_tokens

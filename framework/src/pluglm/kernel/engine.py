@@ -41,15 +41,10 @@ class _Step:
     def windows(self) -> list[Window]:
         """Those that reach the end of what is known, with the drafts that were computed along."""
         return [
-            Window(sequence, tuple(sequence.drafts[: num_drafts(sequence, count)]))
+            Window(sequence, tuple(sequence.drafts[: sequence.drafts_within(count)]))
             for sequence, count in self.items
-            if num_drafts(sequence, count) >= 0
+            if sequence.drafts_within(count) >= 0
         ]
-
-
-def num_drafts(sequence: Sequence, num_tokens: int) -> int:
-    """Drafts computed with num_tokens tokens; negative when not even all known tokens are."""
-    return sequence.num_computed + num_tokens - len(sequence.token_ids)
 
 
 class EngineCore:
@@ -250,7 +245,7 @@ class EngineCore:
         if not step.items:
             return None
         touched = [sequence for sequence, _ in step.items]
-        num_rows = [max(0, num_drafts(sequence, count) + 1) for sequence, count in step.items]
+        num_rows = [max(0, sequence.drafts_within(count) + 1) for sequence, count in step.items]
         parts = [(s.sequence_id, s.pending(count), s.num_computed) for s, count in step.items]
         inputs = self.parts.runner.make_input(parts, num_rows=num_rows, copies=step.copies)
         logits_RV = self._attempt("backend", touched, lambda: self.parts.runner.run(inputs))

@@ -1,0 +1,1 @@
+"""KV managers (contiguous, paged) and the tensor store that the real backends share."""

@@ -23,6 +23,7 @@ class DecoderLayer:
         self.spec = settings.spec.layers[index]
         self.rope = settings.rope_of_layer[index]
         self._num_rotated = self.spec.num_heads + self.spec.num_kv_heads
+        self._heads_shape = (self._num_rotated + self.spec.num_kv_heads, self.spec.head_dim)
         self._stem = stem = f"model.layers.{index}."
         self._attention_norm = self._row_norm("input_layernorm", settings, loader)
         qkv = [f"{stem}self_attn.{part}_proj" for part in "qkv"]
@@ -41,7 +42,7 @@ class DecoderLayer:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """q_TNH, k_TKH (normalised where the family does, then rotated) and v_TKH; heads may be strided views."""
         spec, rotated = self.spec, self._num_rotated
-        heads_TCH = self._qkv(self._attention_norm(x_TD)).view(len(x_TD), -1, spec.head_dim)
+        heads_TCH = self._qkv(self._attention_norm(x_TD)).view(len(x_TD), *self._heads_shape)
         turned_TCH = heads_TCH[:, :rotated]
         if self._head_norm is not None:
             turned_TCH = self._head_norm(turned_TCH)

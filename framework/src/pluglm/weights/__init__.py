@@ -1,0 +1,1 @@
+"""Checkpoints: finding them by name, checking and reading safetensors and GGUF files."""

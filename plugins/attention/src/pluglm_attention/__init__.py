@@ -1,0 +1,1 @@
+"""Attention plugins: naive (the reference) and sdpa."""

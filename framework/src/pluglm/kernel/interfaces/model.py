@@ -87,7 +87,7 @@ class ModelContext:
 
 
 class AttentionCall(Protocol):
-    """One layer's attention for the current batch: stores k and v, returns the mix of values."""
+    """One layer's attention for the current batch: stores k and v (which may be strided views), returns the mix."""
 
     def __call__(
         self, layer: LayerSpec, q_TNH: torch.Tensor, k_TKH: torch.Tensor, v_TKH: torch.Tensor

@@ -1,0 +1,138 @@
+"""Exit codes and the one line that goes with each: 0 done, 2 the user's mistake, 1 a component's or our fault."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from pluglm.cli import run as run_module
+
+RAISING_SAMPLER = """
+from pluglm.kernel.interfaces.component import Capabilities, ComponentConfig
+
+class Raising:
+    interface_version = 1
+    Config = ComponentConfig
+    def __init__(self, config, context): pass
+    @classmethod
+    def capabilities(cls, config): return Capabilities()
+    def check(self, params): return None
+    def sample(self, logits_RV, rows): raise ZeroDivisionError("by design")
+"""
+
+
+def test_version(pluglm):
+    outcome = pluglm("--version")
+    assert (outcome.code, outcome.out) == (0, f"pluglm {version('pluglm')}\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["run", "{config}", "--prompt", "x", "--set", "kv.block_sise=4"], "did you mean 'block_size'?"),
+        (["run", "{config}", "--prompt", "x", "--set", "attention.use=sdqa"], "did you mean 'sdpa'?"),
+        (["run", "{config}", "--prompt", "x", "--set", "novalue"], "write KEY.PATH=VALUE"),
+        (["run", "{config}", "--prompt", "x", "--set", "model.path=[1"], "not valid YAML"),
+        (["run", "{config}", "--prompt", "x", "--set", "model.path=no-such-model"], "'no-such-model'"),
+        (["run", "{config}", "--prompt", "x", "--set", "sampling.max_tokens=99999"], "the context holds"),
+        (["run", "{config}", "--prompt", "x", "--set", "grammar=null", "--set", "sampling.grammar.regex=a"], "grammar"),
+        (["run", "{config}.nope", "--prompt", "x"], "cannot be read: No such file"),
+        (["run", "{config}", "--prompt", ""], "--prompt is empty"),
+        (["run", "{config}"], "standard input is empty"),
+        (["run", "{config}", "--prompt", "x", "--prompts-file", "{config}"], "cannot go together"),
+        (["run", "{config}", "--prompts-file", "{config}", "--raw"], "--raw is for --prompt"),
+        (["run", "{config}", "--prompts-file", "{config}", "--output", "{config}"], "is the prompts file itself"),
+        (["run", "{config}", "--prompt", "x", "--output", "{config}/no/where"], "--output"),
+        (["config", "check", "{config}", "--expect", "{config}"], "not valid JSON"),
+        (["plugins", "list", "--kind", "atention"], "there is no kind 'atention'"),
+        (["plugins", "show", "kv", "pagd"], "did you mean 'paged'?"),
+    ],
+)
+def test_a_users_mistake_is_one_line_and_exit_2(pluglm, fake_config: Path, arguments: list[str], expected: str):
+    outcome = pluglm(*(one.format(config=fake_config) for one in arguments))
+    assert outcome.code == 2
+    assert outcome.out == ""
+    assert len(outcome.error_lines) == 1
+    assert expected in outcome.error_lines[0]
+    assert outcome.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [["run"], ["run", "x", "--no-such-option"], ["nonsense"]])
+def test_a_wrong_command_line_is_exit_2_with_usage(pluglm, arguments: list[str]):
+    outcome = pluglm(*arguments)
+    assert outcome.code == 2
+    assert "Usage:" in outcome.err
+    assert "Traceback" not in outcome.err
+
+
+def test_a_component_that_fails_while_running_is_exit_1_by_name(pluglm, fake_config: Path):
+    (fake_config.parent / "raising.py").write_text(RAISING_SAMPLER)
+    outcome = pluglm("run", fake_config, "--prompt", "x", "--set", "sampler.use=raising.py:Raising")
+    assert outcome.code == 1
+    assert "--prompt: error: sampler 'raising.py:Raising' raised ZeroDivisionError: by design" in outcome.err
+    assert "Traceback" not in outcome.err
+
+
+def test_an_unwritable_output_is_found_before_anything_is_loaded(pluglm, fake_config: Path, monkeypatch):
+    monkeypatch.setattr(run_module, "Engine", None)  # loading would end in an internal error
+    outcome = pluglm("run", fake_config, "--prompt", "x", "--output", fake_config.parent)
+    assert outcome.code == 2
+    assert "cannot be written" in outcome.error_lines[0]
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_a_bug_is_one_line_with_a_hint_and_a_traceback_only_on_request(pluglm, fake_config, monkeypatch, debug: bool):
+    def broken(options: object) -> int:
+        raise RuntimeError("first line\nsecond line")
+
+    monkeypatch.setattr(run_module, "run_prompts", broken)
+    outcome = pluglm(*(["--debug"] if debug else []), "run", fake_config, "--prompt", "x")
+    assert outcome.code == 1
+    assert "RuntimeError: first line second line" in outcome.error_lines[0]
+    assert ("Traceback" in outcome.err) is debug
+    assert ("--debug" in outcome.error_lines[0]) is not debug
+
+
+def test_debug_shows_where_a_users_mistake_was_found(pluglm):
+    outcome = pluglm("--debug", "config", "check", "/no/such.yaml")
+    assert outcome.code == 2
+    assert "Traceback" in outcome.err
+
+
+def _endless(fake_config: Path) -> subprocess.Popen[bytes]:
+    code = "from pluglm.cli.main import main; main()"
+    arguments = ["run", str(fake_config), "--prompt", "x", "--set", "sampling.max_tokens=8000"]
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def test_an_interrupt_is_exit_130_in_one_line(fake_config: Path):
+    process = _endless(fake_config)
+    assert process.stdout is not None
+    assert os.read(process.stdout.fileno(), 1)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.decode() == "error: interrupted\n"
+
+
+def test_a_reader_that_leaves_is_exit_141_without_noise(fake_config: Path):
+    process = _endless(fake_config)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert os.read(process.stdout.fileno(), 1)
+    process.stdout.close()
+    err = process.stderr.read()
+    process.stderr.close()
+    assert process.wait(timeout=60) == 141
+    assert err == b""
