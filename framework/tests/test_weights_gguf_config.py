@@ -83,7 +83,7 @@ def test_sizes_of_known_architectures(tmp_path: Path, architecture: str, model_t
         "mlp_bias": False,
         "hidden_act": "silu",
     }
-    assert config == expected
+    assert config == expected | ({"sliding_window": None} if model_type == "mistral" else {})
 
 
 def test_optional_keys(tmp_path: Path) -> None:
@@ -176,6 +176,12 @@ def test_mixture_and_temperature_models_keep_their_own_type(tmp_path: Path) -> N
     assert (mixtral["model_type"], mixtral["num_local_experts"], mixtral["num_experts_per_tok"]) == ("mixtral", 8, 2)
     ministral = config_of(write(tmp_path, "mistral3", {"attention.temperature_scale": 0.1}))
     assert ministral["model_type"] == "ministral3"
+
+
+def test_mistral_without_a_window_says_so(tmp_path: Path) -> None:
+    """An absent key means 4096 to transformers' MistralConfig."""
+    assert config_of(write(tmp_path, "mistral3"))["sliding_window"] is None
+    assert config_of(write(tmp_path, "mistral3", {"attention.sliding_window": 512}))["sliding_window"] == 512
 
 
 def test_an_unknown_architecture_is_passed_on(tmp_path: Path) -> None:

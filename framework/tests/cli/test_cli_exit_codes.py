@@ -42,6 +42,7 @@ def test_version(pluglm):
         (["run", "{config}", "--prompt", "x", "--set", "model.path=no-such-model"], "'no-such-model'"),
         (["run", "{config}", "--prompt", "x", "--set", "sampling.max_tokens=99999"], "the context holds"),
         (["run", "{config}", "--prompt", "x", "--set", "grammar=null", "--set", "sampling.grammar.regex=a"], "grammar"),
+        (["run", "{config}", "--prompt", "x", "--set", "sampling.logprobs=2"], "add --json"),
         (["run", "{config}.nope", "--prompt", "x"], "cannot be read: No such file"),
         (["run", "{config}", "--prompt", ""], "--prompt is empty"),
         (["run", "{config}"], "standard input is empty"),
@@ -136,3 +137,16 @@ def test_a_reader_that_leaves_is_exit_141_without_noise(fake_config: Path):
     process.stderr.close()
     assert process.wait(timeout=60) == 141
     assert err == b""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the device that is always full is Linux's")
+def test_a_full_disk_behind_stdout_is_exit_1_in_one_line(fake_config: Path):
+    code = "from pluglm.cli.main import main; main()"
+    with open("/dev/full", "wb") as full:
+        ended = subprocess.run(
+            [sys.executable, "-c", code, "config", "check", str(fake_config)], stdout=full, stderr=subprocess.PIPE
+        )
+    assert ended.returncode == 1
+    assert ended.stderr.decode().startswith("error: ")
+    assert "No space left" in ended.stderr.decode()
+    assert ended.stderr.count(b"\n") == 1

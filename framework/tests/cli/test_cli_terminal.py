@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pluglm.cli.output import Output
+from pluglm.cli.plugin_list import print_plugins
 from pluglm.cli.terminal import new_table, print_on, progress_bars
 
 
@@ -63,6 +64,17 @@ def test_a_table_in_a_pipe_is_neither_folded_nor_padded():
     table.add_row("x" * 300, "[bold]literal[/bold] :smile:")
     print_on(pipe, table, "after")
     assert pipe.getvalue().splitlines()[1:] == ["x" * 300 + "  [bold]literal[/bold] :smile:", "", "after"]
+
+
+@pytest.mark.parametrize(("columns", "classes"), [("80", 0), ("200", 2)])
+def test_a_narrow_terminal_gets_no_folded_class_names(monkeypatch: pytest.MonkeyPatch, columns: str, classes: int):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setenv("COLUMNS", columns)
+    print_plugins("scheduling_policy", as_json=False, check=False)
+    lines = terminal.getvalue().splitlines()
+    assert sum("Policy" in line for line in lines) == classes
+    assert len(lines) == 5  # the header, a row each for fcfs and priority, an empty line and the count
 
 
 def test_a_file_is_written_in_utf_8(tmp_path: Path):

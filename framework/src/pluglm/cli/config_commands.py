@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from pluglm.cli.exits import DONE, guarded, say_error
+from pluglm.cli.exits import DONE, guarded
 from pluglm.cli.options import ConfigFile, Sets
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at run configs without loading a model.")
@@ -74,6 +74,6 @@ def schema(ctx: typer.Context) -> int:
 
     built, notes = run_schema()
     for note in notes:
-        say_error(note)
+        typer.echo(f"note: {note}", err=True)
     typer.echo(json.dumps(built, indent=2, ensure_ascii=False))
     return DONE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
@@ -57,6 +58,11 @@ def exit_code(action: Callable[[], int], debug: bool) -> int:
         _show_traceback(debug)
         say_error(str(error))
         return error.exit_code
+    except OSError as error:  # such as a full disk behind stdout
+        _show_traceback(debug)
+        say_error(str(error))
+        _forget_stdout()
+        return FAILED
     except Exception as error:  # a bug of ours must still end in one line
         _show_traceback(debug)
         hint = "" if debug else "; `pluglm --debug ...` shows where"
@@ -70,7 +76,6 @@ def _show_traceback(debug: bool) -> None:
 
 
 def _forget_stdout() -> None:
-    """The reader is gone: what is still buffered goes nowhere, or the interpreter would complain at its exit."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
+    """Nobody takes what is still buffered: let it go nowhere, or the interpreter would complain at its exit."""
+    with contextlib.suppress(OSError), open(os.devnull, "wb") as nowhere:  # a stdout without a descriptor has no pipe
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())

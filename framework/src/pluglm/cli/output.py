@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
@@ -58,7 +58,7 @@ class Output:
         ascii_only = self._file is None and (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
         self.write(json.dumps(data, ensure_ascii=ascii_only, allow_nan=False) + "\n")
 
-    def _guard(self, action: Any) -> None:
+    def _guard(self, action: Callable[[], object]) -> None:
         try:
             action()
         except OSError as error:

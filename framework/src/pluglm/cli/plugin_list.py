@@ -7,10 +7,14 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pluglm.cli import exits
 from pluglm.kernel.errors import PluginError
 from pluglm.kernel.registry import KINDS, Entry, list_entries, load
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +75,30 @@ def _as_json(row: Row) -> dict[str, str | None]:
 
 
 def _print_table(rows: Sequence[Row]) -> None:
-    from pluglm.cli.terminal import new_table, print_on
+    """On a terminal too narrow for it, the class column is left to `plugins show`: folded names are hard to read."""
+    from pluglm.cli.terminal import is_too_wide, print_on
 
-    table = new_table(
-        None, "kind", "name", "package", "class", "state", *(["note"] if any(r.note for r in rows) else [])
-    )
-    for row in rows:
-        entry = row.entry
-        cells = [entry.kind, entry.name, f"{entry.distribution} {entry.version}", entry.target, row.state]
-        table.add_row(*cells, *([row.note] if row.note else []))
-    print_on(sys.stdout, table)
+    table = _table(rows, with_class=True)
+    if is_too_wide(table, sys.stdout):
+        table = _table(rows, with_class=False)
+    loaded = "" if any(row.state != "not loaded" for row in rows) else ", none of them loaded; --check imports each one"
+    count = f"{len(rows)} component{'' if len(rows) == 1 else 's'}"
+    print_on(sys.stdout, table, count + loaded)
+
+
+def _table(rows: Sequence[Row], with_class: bool) -> Table:
+    from pluglm.cli.terminal import new_table
+
+    cells = {
+        "kind": [row.entry.kind for row in rows],
+        "name": [row.entry.name for row in rows],
+        "package": [f"{row.entry.distribution} {row.entry.version}" for row in rows],
+        "class": [row.entry.target for row in rows] if with_class else [],
+        "state": [row.state for row in rows],
+        "note": [row.note for row in rows] if any(row.note for row in rows) else [],
+    }
+    shown = {title: column for title, column in cells.items() if column}
+    table = new_table(None, *shown)
+    for line in zip(*shown.values(), strict=True):
+        table.add_row(*line)
+    return table

@@ -46,6 +46,8 @@ def run_prompts(options: RunOptions) -> int:
         raise
     target = Output(options.output)
     streams = options.prompts_file is None and not options.as_json
+    if streams and jobs[0].params.logprobs is not None:
+        raise ConfigError("sampling.logprobs shows only in JSON; add --json, or --set sampling.logprobs=null")
     with warnings_on(sys.stderr):
         with progress_bars(sys.stderr, options.quiet) as progress:
             engine = Engine(config, progress=progress)

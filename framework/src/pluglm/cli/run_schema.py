@@ -32,7 +32,7 @@ def run_schema() -> tuple[Schema, list[str]]:
     _accept_short_forms(shared)
     schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "$defs": {**shared, **builder.defs}}
     if builder.notes:
-        schema["$comment"] = f"left out: {'; '.join(builder.notes)}"
+        schema["$comment"] = "; ".join(builder.notes)
     return schema, builder.notes
 
 
@@ -77,7 +77,8 @@ class _Builder:
         try:
             schema, defs = component_schema(entry, load(entry))
         except PluginError as error:
-            self.notes.append(f"left out of the schema: {error}")
+            if (note := f"left out: {error}") not in self.notes:
+                self.notes.append(note)
             return None
         self.defs |= defs
         return schema

@@ -33,6 +33,13 @@ def print_on(stream: TextIO, *parts: RenderableType) -> None:
     stream.flush()
 
 
+def is_too_wide(table: Table, stream: TextIO) -> bool:
+    """Whether cells of the table would have to be folded on this stream."""
+    console = console_on(stream)
+    unwrapped = console.options.update(width=UNWRAPPED)
+    return console.measure(table, options=unwrapped).maximum > console.width
+
+
 def new_table(title: str | None, *columns: str) -> Table:
     """A plain table, titled at the left; long cells fold, so that nothing is cut."""
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -136,7 +135,7 @@ class LoopAttention:
     ) -> torch.Tensor:
         keys, values = kv.keys(layer.index), kv.values(layer.index)
         slots_T = plan.slots_T.to(keys.device)
-        keys[slots_T], values[slots_T] = k_TKH, v_TKH
+        keys[slots_T], values[slots_T] = k_TKH.to(keys.dtype), v_TKH.to(values.dtype)
         out_TNH = torch.empty_like(q_TNH)
         for segment in plan.segments:
             for offset in range(segment.num_query):
@@ -155,6 +154,6 @@ def _attend(layer: LayerSpec, q_NH: torch.Tensor, k_CKH: torch.Tensor, v_CKH: to
     group = layer.num_heads // layer.num_kv_heads
     k_CNH, v_CNH = (one.float().repeat_interleave(group, dim=1) for one in (k_CKH, v_CKH))
     scores_CN = (k_CNH * q_NH.float()).sum(-1) * layer.scale
-    if layer.soft_cap is not None and not math.isinf(layer.soft_cap):
+    if layer.soft_cap is not None:
         scores_CN = layer.soft_cap * torch.tanh(scores_CN / layer.soft_cap)
     return (torch.softmax(scores_CN, 0)[:, :, None] * v_CNH).sum(0).to(q_NH.dtype)

@@ -17,6 +17,7 @@ from pluglm.weights.messages import damaged, refusal
 
 _GEMMA3_PATTERN = 6
 _GEMMA3_27B_LAYERS = 62
+_MAY_BE_NONE = ("rope_scaling", "sliding_window")  # where a missing key would mean something else
 
 
 def translate_config(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> dict[str, Any]:
@@ -34,9 +35,9 @@ def translate_config(path: Path, metadata: Mapping[str, Any], tensors: Mapping[s
     config |= _rotary(keys) | _token_ids(keys) | _switches(model_type, tensors)
     if model_type == "gemma3_text":
         config |= _gemma3(keys, config)
-    elif keys.integer("attention.sliding_window") is not None:
-        config["sliding_window"] = keys.integer("attention.sliding_window")
-    return {key: value for key, value in config.items() if value is not None or key in ("rope_scaling",)}
+    elif model_type == "mistral" or keys.integer("attention.sliding_window") is not None:
+        config["sliding_window"] = keys.integer("attention.sliding_window")  # None here, since absent means 4096
+    return {key: value for key, value in config.items() if value is not None or key in _MAY_BE_NONE}
 
 
 def _model_type(keys: Keys) -> str:

@@ -1,0 +1,1 @@
+"""An outside plugin for pluglm, complete with its entry point and contract test."""

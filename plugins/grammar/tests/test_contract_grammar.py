@@ -1,0 +1,27 @@
+"""The contract kit of grammars on llguidance, for a regex and for a JSON Schema of the same kind of texts."""
+
+from __future__ import annotations
+
+import pytest
+
+from pluglm.kernel.sampling_params import GrammarSpec
+from pluglm.testing.check import Check, cases
+from pluglm.testing.grammar import Language, grammar_checks
+from pluglm_grammar.llguidance import LlguidanceGrammar
+
+SCHEMA = Language(
+    spec=GrammarSpec(kind="json_schema", value={"enum": ["yes then", "no", 7]}),
+    matches=('"yes then"', '"no"', "7"),
+    others=("yes then", '"yes"', "8", '"no'),
+    bad_specs=(GrammarSpec(kind="json_schema", value={"type": "no such type"}),),
+)
+
+
+@pytest.mark.parametrize("check", **cases(grammar_checks(LlguidanceGrammar)))
+def test_regex(check: Check) -> None:
+    check.run()
+
+
+@pytest.mark.parametrize("check", **cases(grammar_checks(LlguidanceGrammar, language=SCHEMA)))
+def test_json_schema(check: Check) -> None:
+    check.run()
