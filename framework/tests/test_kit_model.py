@@ -157,19 +157,25 @@ class OwnLayers(TinyModel):
         return super().load(checkpoint, replace(context, make_linear=lambda name, weight, bias: PlainHead(weight)))
 
 
-class NamelessErrors(TinyModel):
+class TakesAnyNumber(TinyModel):
+    """Minus one vocabulary."""
+
     @classmethod
     def read_spec(cls, config: Mapping[str, Any]) -> ModelSpec:
-        try:
-            return super().read_spec(config)
-        except CheckpointError:
-            raise CheckpointError("config.json: something is missing") from None
+        return super().read_spec(
+            {**config, "vocab_size": abs(config["vocab_size"])} if cls.negative(config) else config
+        )
+
+    @staticmethod
+    def negative(config: Mapping[str, Any]) -> bool:
+        return config.get("vocab_size") == -1
 
 
 BROKEN: dict[str, type[Any]] = {
     "states_its_interface_version": OldVersion,
     "spec_describes_the_config": WrongHidden,
-    "missing_keys_are_named": NamelessErrors,
+    "missing_keys_are_named": GuessesKeys,
+    "unusable_values_are_named": TakesAnyNumber,
     "missing_tensors_are_found_before_reading": ReadsBeforeItLooks,
     "misshaped_tensors_are_found_before_reading": CutsTensorsToSize,
     "tensors_are_read_once": ReadsTwice,
@@ -201,5 +207,18 @@ def test_a_broken_family_fails_exactly_its_check(name: str) -> None:
     assert report.failed == (name,), str(report)
 
 
-def test_a_key_that_is_guessed_is_found() -> None:
-    assert run_checks(checks(GuessesKeys)).failed == ("missing_keys_are_named",)
+def test_errors_that_name_no_key_are_found() -> None:
+    class Nameless(TinyModel):
+        @classmethod
+        def read_spec(cls, config: Mapping[str, Any]) -> ModelSpec:
+            try:
+                return super().read_spec(config)
+            except CheckpointError:
+                raise CheckpointError("config.json: something is wrong") from None
+
+    assert run_checks(checks(Nameless)).failed == ("missing_keys_are_named", "unusable_values_are_named")
+
+
+def test_a_family_with_defaults_for_every_size_need_not_demand_any() -> None:
+    names = {check.name for check in model_checks(TinyModel, CONFIG, tiny_shapes(CONFIG), required=())}
+    assert names == set(BROKEN) - {"missing_keys_are_named"}

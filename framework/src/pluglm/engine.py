@@ -13,9 +13,9 @@ from pluglm.assembly.building import build
 from pluglm.assembly.resolving import ResolvedRun, resolve
 from pluglm.assembly.run_config import RunConfig
 from pluglm.assembly.services import default_services
-from pluglm.kernel.core import Event
+from pluglm.kernel.core import Event, Request
 from pluglm.kernel.engine import EngineCore
-from pluglm.kernel.errors import PluglmError, RequestError
+from pluglm.kernel.errors import ComponentFailure, RequestError, TokenizerError
 from pluglm.kernel.interfaces.services import Progress
 from pluglm.kernel.sampling_params import SamplingParams
 from pluglm.outputs import Prompt, RequestOutput, StreamChunk
@@ -70,15 +70,20 @@ class Engine:
         tenant: str = "",
     ) -> str:
         """Queue one request and return its id; read it with `events`. Raises RequestError when it is refused."""
+        return self._submit(prompt, params, request_id, priority, tenant).request_id
+
+    def _submit(
+        self, prompt: Prompt, params: SamplingParams | None, request_id: str | None, priority: int, tenant: str
+    ) -> Request:
         with self._lock:
             self._check_open()
             params = params or self.run.config.sampling
             token_ids = prompt_token_ids(prompt, self.tokenizer)
             if request_id is None:
                 request_id, self._next_id = f"request-{self._next_id}", self._next_id + 1
-            self._core.add(request_id, token_ids, params, priority=priority, tenant=tenant)
+            request = self._core.add(request_id, token_ids, params, priority=priority, tenant=tenant)
             self._inboxes[request_id] = []
-            return request_id
+            return request
 
     def cancel(self, request_id: str) -> bool:
         """End a request; its last event has finish_reason `cancelled`. False when it is not running."""
@@ -145,10 +150,12 @@ class Engine:
 
     def _start(self, prompt: Prompt, params: SamplingParams) -> RequestOutput:
         try:
-            request_id = self.submit(prompt, params)
-        except PluglmError as error:
+            request = self._submit(prompt, params, None, 0, "")
+        except (RequestError, TokenizerError) as error:
             return RequestOutput("", [], finish_reason="refused", error=str(error))
-        return RequestOutput(request_id, prompt_token_ids(prompt, self.tokenizer))
+        except ComponentFailure as failure:
+            return RequestOutput("", [], finish_reason="error", error=str(failure))
+        return RequestOutput(request.request_id, list(request.prompt_token_ids), seed=request.seed)
 
     def _finish(self, live: dict[str, RequestOutput], progress: Progress, total: int) -> None:
         waiting = dict(live)

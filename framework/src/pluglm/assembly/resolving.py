@@ -102,9 +102,10 @@ def resolve(config: RunConfig) -> ResolvedRun:
             slots[slot], auto[slot] = _choose(slot, chosen, config)
         else:
             slots[slot] = _resolve_slot(kinds, chosen, config, (slot,))
-    hooks = {
-        one.use: _resolve_slot(("hooks",), one, config, ("hooks", str(index))) for index, one in enumerate(config.hooks)
-    }
+    hooks: dict[str, Resolved] = {}
+    for index, one in enumerate(config.hooks):
+        name = one.use if one.use not in hooks else f"{one.use}#{index}"
+        hooks[name] = _resolve_slot(("hooks",), one, config, ("hooks", str(index)))
     _check_combination(config, slots)
     return ResolvedRun(config=config, slots=slots, hooks=hooks, auto=auto)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import PrivateAttr
+from pydantic import PrivateAttr, model_validator
 
 from pluglm.kernel import config as kernel_config
 from pluglm.kernel.config import validate
@@ -40,12 +40,32 @@ class RunConfig(kernel_config.RunConfig):
         folder: Path | None = None,
     ) -> RunConfig:
         """The same from a dictionary."""
-        merged = dict(data)
+        merged = _with_defaults(data)
         for key_path, value in (overrides or {}).items():
             merged = _override(merged, key_path.split("."), value, key_path)
+        if overrides:
+            source += f" (with {', '.join(overrides)} set over it)"
         config = validate(cls, merged, source)
         config._source, config._folder, config._overridden = source, folder, frozenset(overrides or {})
         return config
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_components(cls, data: Any) -> Any:
+        return _with_defaults(data) if isinstance(data, Mapping) else data
+
+
+def _with_defaults(data: Mapping[str, Any]) -> dict[str, Any]:
+    """A slot that gives keys and no `use` means the slot's default component."""
+    return {key: _with_use(key, value) for key, value in data.items()}
+
+
+def _with_use(slot: str, value: Any) -> Any:
+    field = kernel_config.RunConfig.model_fields.get(slot)
+    default = field.default if field is not None else None
+    if isinstance(value, Mapping) and "use" not in value and isinstance(default, kernel_config.Slot):
+        return {"use": default.use, **value}
+    return value
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -73,4 +93,4 @@ def _override(data: dict[str, Any], keys: list[str], value: Any, key_path: str) 
         below = {"use": below}
     if below is not None and not isinstance(below, dict):
         raise ConfigError(f"--set {key_path}: '{key}' is not a mapping, so nothing can be set below it")
-    return {**data, key: _override(below or {}, rest, value, key_path)}
+    return {**data, key: _with_use(key, _override(below or {}, rest, value, key_path))}

@@ -25,7 +25,8 @@ def run_schema() -> tuple[Schema, list[str]]:
     shared, properties = schema.pop("$defs"), schema["properties"]
     shared.pop("Slot")
     for slot, kinds in SLOTS.items():
-        choices = builder.choices(slot, kinds)
+        default = RunConfig.model_fields[slot].default
+        choices = builder.choices(slot, kinds, default.use if default is not None else None)
         nullable = [{"type": "null"}] if properties[slot].get("default", "") is None else []
         properties[slot] = {"oneOf": [*choices, *nullable], "default": properties[slot].get("default")}
     properties["hooks"] = {"type": "array", "items": {"oneOf": builder.choices("hooks", ("hooks",))}, "default": []}
@@ -59,8 +60,11 @@ class _Builder:
         self.defs: dict[str, Schema] = {}
         self.notes: list[str] = []
 
-    def choices(self, slot: str, kinds: tuple[str, ...]) -> list[Schema]:
-        """One alternative per component (`{use: NAME, ...}`), the bare names, `auto`, and anything with a colon."""
+    def choices(self, slot: str, kinds: tuple[str, ...], default: str | None = None) -> list[Schema]:
+        """One alternative per component (`{use: NAME, ...}`), the bare names, `auto`, and anything with a colon.
+
+        Keys without `use` mean the default component.
+        """
         entries = [entry for kind in kinds for entry in list_entries(kind)]
         claims = Counter(entry.name for entry in entries)
         loaded = {entry: schema for entry in entries if (schema := self._component(entry)) is not None}
@@ -68,9 +72,9 @@ class _Builder:
         listed = sorted({name for one in names.values() for name in one})
         bare = [*listed, "auto"] if slot in AUTO else listed
         choices: list[Schema] = [{"enum": bare}] if bare else []
-        choices += [_with_use(schema, names[entry], str(entry)) for entry, schema in loaded.items()]
+        choices += [_with_use(one, names[entry], str(entry), default) for entry, one in loaded.items()]
         if slot in AUTO:
-            choices.append(self._auto(kinds, AUTO[slot]))
+            choices.append(self._auto(kinds, AUTO[slot], default))
         return [*choices, *_loose([entry.name for entry in entries], bare)]
 
     def _component(self, entry: Entry) -> Schema | None:
@@ -83,7 +87,7 @@ class _Builder:
         self.defs |= defs
         return schema
 
-    def _auto(self, kinds: tuple[str, ...], candidates: tuple[str, ...]) -> Schema:
+    def _auto(self, kinds: tuple[str, ...], candidates: tuple[str, ...], default: str | None) -> Schema:
         """`auto` takes the keys that all of its candidates have."""
         properties: list[Mapping[str, Schema]] = []
         for name in candidates:
@@ -94,6 +98,7 @@ class _Builder:
             {"type": "object", "properties": common, "additionalProperties": False},
             ["auto"],
             f"the first that runs on this machine: {', '.join(candidates)}",
+            default,
         )
 
 
@@ -103,13 +108,14 @@ def _names(entry: Entry, is_unique: bool) -> list[str]:
     return [entry.name, full] if is_unique else [full]
 
 
-def _with_use(schema: Schema, names: list[str], description: str) -> Schema:
+def _with_use(schema: Schema, names: list[str], description: str, default: str | None) -> Schema:
+    needed = [] if default in names else ["use"]
     use: Schema = {"const": names[0]} if len(names) == 1 else {"enum": names}
     return {
         **schema,
         "description": description,
         "properties": {"use": use, **schema.get("properties", {})},
-        "required": ["use", *schema.get("required", [])],
+        "required": [*needed, *schema.get("required", [])],
     }
 
 

@@ -128,7 +128,7 @@ def run_case(attention: Attention, case: Case, store: PlainStore, device: str) -
 
 def reference(case: Case) -> torch.Tensor:
     """out_TNH float64, from the whole texts and the definition: no cache, no blocks, no batch."""
-    outputs = []
+    outputs: list[torch.Tensor] = []
     for text, (cached, new) in zip(case.texts, case.lengths, strict=True):
         outputs.extend(_reference_row(case.layer, text, position) for position in range(cached, cached + new))
     return torch.stack(outputs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -96,7 +96,13 @@ class BlockTransaction:
 class BlockPool:
     """A KVManager of num_blocks fixed blocks. Every operation costs O(blocks)."""
 
+    Config: ClassVar[type[ComponentConfig]] = ComponentConfig
+    interface_version: ClassVar[int] = 1
     Transaction: ClassVar[type[BlockTransaction]] = BlockTransaction
+
+    @classmethod
+    def capabilities(cls, config: Any) -> Capabilities:
+        return Capabilities()
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size
@@ -128,17 +134,16 @@ class BlockPool:
                 raise RuntimeError(f"sequence {one} of {self.book.sizes[one]} tokens holds blocks {table}")
 
 
+class BlockKVConfig(ComponentConfig):
+    """block_size: tokens of a block."""
+
+    block_size: int = Field(default=4, ge=1)
+
+
 class BlockKV(BlockPool):
     """The same as a component: kv_bytes of the context divided into blocks of the configured size."""
 
-    interface_version: ClassVar[int] = 1
+    Config: ClassVar[type[ComponentConfig]] = BlockKVConfig
 
-    class Config(ComponentConfig):
-        block_size: int = Field(default=4, ge=1)
-
-    @classmethod
-    def capabilities(cls, config: Config) -> Capabilities:
-        return Capabilities()
-
-    def __init__(self, config: Config, context: BuildContext) -> None:
+    def __init__(self, config: BlockKVConfig, context: BuildContext) -> None:
         super().__init__(context.kv_bytes // (context.bytes_per_token * config.block_size), config.block_size)

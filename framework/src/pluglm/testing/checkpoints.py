@@ -35,7 +35,8 @@ class MemoryCheckpoint:
         self.reads.append(name)
         shape = self._shapes[name]
         generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
-        return (torch.randn(shape, generator=generator) / shape[-1] ** 0.5).to(dtype)
+        scale = float(shape[-1]) ** -0.5
+        return (torch.randn(shape, generator=generator) * scale).to(dtype)
 
     def close(self) -> None:
         """Nothing is open."""

@@ -24,6 +24,10 @@ def provides(cls: type[Any], config: BaseModel, tag: str) -> bool:
     return tag in cls.capabilities(config).provides
 
 
+def leave_open(component: object) -> None:
+    """For components that open nothing."""
+
+
 def common_checks(kind: str, cls: type[Any], config: Any, build: Callable[[], Any]) -> Iterator[Check]:
     """Checks of any component class. build: a fresh object, as the kernel would build it."""
     yield from class_checks(kind, cls, config, build)
@@ -31,12 +35,17 @@ def common_checks(kind: str, cls: type[Any], config: Any, build: Callable[[], An
     yield make_check(capability_tags_have_a_kind, cls, config)
 
 
-def class_checks(kind: str, cls: type[Any], config: Any, build: Callable[[], Any]) -> Iterator[Check]:
-    """The part of the common checks that also holds for hooks, which declare no capabilities."""
+def class_checks(
+    kind: str, cls: type[Any], config: Any, build: Callable[[], Any], close: Callable[[Any], None] = leave_open
+) -> Iterator[Check]:
+    """The part of the common checks that also holds for hooks, which declare no capabilities.
+
+    close: ends what a fresh object may have opened.
+    """
     yield make_check(states_its_interface_version, kind, cls)
     yield make_check(config_is_frozen, cls)
     yield make_check(config_forbids_unknown_keys, cls, config)
-    yield make_check(builds_independent_objects, build)
+    yield make_check(builds_independent_objects, build, close)
 
 
 def states_its_interface_version(kind: str, cls: type[Any]) -> None:
@@ -55,11 +64,13 @@ def config_forbids_unknown_keys(cls: type[Any], config: BaseModel) -> None:
         cls.Config.model_validate({**config.model_dump(), "no_such_key_of_any_component": 1})
 
 
-def builds_independent_objects(build: Callable[[], Any]) -> None:
+def builds_independent_objects(build: Callable[[], Any], close: Callable[[Any], None]) -> None:
     """Two engines may live in one process, so two objects share no container that either could change."""
     first, second = build(), build()
     expect(first is not second, "a new object from each build", "the same object twice")
     shared = [name for name, value in _state(first).items() if value is _state(second).get(name, first)]
+    close(first)
+    close(second)
     expect(not shared, "no mutable attribute shared by two objects", ", ".join(shared))
 
 

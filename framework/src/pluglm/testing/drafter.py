@@ -153,8 +153,7 @@ class _Life:
 
 def _lives() -> list[_Life]:
     return [
-        _Life(index, list(TEXTS[index % len(TEXTS)]) + [index], 5 + index % 4, random.Random(index))
-        for index in range(7)
+        _Life(index, [*TEXTS[index % len(TEXTS)], index], 5 + index % 4, random.Random(index)) for index in range(7)
     ]
 
 

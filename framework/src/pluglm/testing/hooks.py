@@ -25,7 +25,7 @@ def hooks_checks(cls: type[Any], config: Any = None) -> Iterator[Check]:
         hook: object = cls(config)
         return hook
 
-    yield from class_checks("hooks", cls, config, build)
+    yield from class_checks("hooks", cls, config, build, lambda hook: _call(hook, "run_finished", {}))
     yield make_check(implements_a_hook, cls)
     yield make_check(marked_methods_are_hooks, cls)
     yield make_check(hooks_are_marked, cls)
@@ -91,12 +91,11 @@ def what_is_shown_is_not_changed(build: Callable[[], object]) -> None:
         expect(arguments == before, f"the arguments of {name} unchanged, {before}", arguments)
 
 
-def _call(hook: object, name: str, arguments: dict[str, Any]) -> object:
+def _call(hook: object, name: str, arguments: dict[str, Any]) -> None:
     method = _marked(type(hook)).get(name)
-    if method is None:
-        return None
-    wanted = [one for one in _parameters(method) if one in arguments]
-    return getattr(hook, name)(**{one: arguments[one] for one in wanted})
+    if method is not None:
+        wanted = [one for one in _parameters(method) if one in arguments]
+        getattr(hook, name)(**{one: arguments[one] for one in wanted})
 
 
 def story() -> list[tuple[str, dict[str, Any]]]:
@@ -121,7 +120,13 @@ def story() -> list[tuple[str, dict[str, Any]]]:
         num_drafted=0,
         num_accepted=0,
     )
-    slot = {"name": "fcfs", "distribution": None, "version": None, "class": "module:Class", "config": {}}
+    slot: dict[str, Any] = {
+        "name": "fcfs",
+        "distribution": None,
+        "version": None,
+        "class": "module:Class",
+        "config": {},
+    }
     return [
         ("run_started", {"plan": {"scheduler": slot}}),
         ("request_admitted", {"request": request}),

@@ -17,7 +17,7 @@ from pluglm.kernel.interfaces.attention import AttentionBatch
 from pluglm.kernel.interfaces.model import LayerSpec, Model, ModelContext, ModelSpec
 from pluglm.testing.batches import Part, flat_input, grow
 from pluglm.testing.block_kv import BlockPool
-from pluglm.testing.check import Check, expect, expect_raises, make_check
+from pluglm.testing.check import Check, ContractViolation, expect, expect_raises, make_check
 from pluglm.testing.checkpoints import MemoryCheckpoint
 from pluglm.testing.common import states_its_interface_version
 from pluglm.testing.stores import PlainStore
@@ -112,9 +112,9 @@ class Bench:
         attention = LoopAttention()
         batch = AttentionBatch(segments=inputs.segments, slots_T=inputs.slots_T, block_size=inputs.block_size)
 
-        def attend(layer: LayerSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            self.calls.append((layer.index, tuple(q.shape), tuple(k.shape), tuple(v.shape)))
-            return attention.run(layer, q, k, v, batch, self.store)
+        def attend(layer: LayerSpec, q_TNH: torch.Tensor, k_TKH: torch.Tensor, v_TKH: torch.Tensor) -> torch.Tensor:
+            self.calls.append((layer.index, tuple(q_TNH.shape), tuple(k_TKH.shape), tuple(v_TKH.shape)))
+            return attention.run(layer, q_TNH, k_TKH, v_TKH, batch, self.store)
 
         with torch.inference_mode():
             return self.model.forward(inputs, attend)
@@ -131,12 +131,14 @@ def model_checks(
     shapes: Mapping[str, tuple[int, ...]],
     required: tuple[str, ...] = REQUIRED,
 ) -> Iterator[Check]:
-    """Every check of a model family. required: config keys that read_spec must not do without.
+    """Every check of a model family. required: config keys without a published default, which read_spec must demand.
 
     config must be small (a few layers, vocabulary of 20 or more); shapes: of a complete checkpoint of that config.
     """
     subject = Subject(family=family, config=config, shapes=shapes, required=required)
     yield make_check(states_its_interface_version, "model", family)
+    if required:
+        yield make_check(missing_keys_are_named, subject)
     for function in ALWAYS:
         yield make_check(function, subject)
 
@@ -163,6 +165,18 @@ def missing_keys_are_named(subject: Subject) -> None:
             subject.family.read_spec(config)
         except CheckpointError as error:
             expect(key in str(error), f"a message that names {key}", error)
+
+
+def unusable_values_are_named(subject: Subject) -> None:
+    """Sizes that are no sizes."""
+    for key in REQUIRED:
+        for value in ("wide", -1):
+            try:
+                subject.family.read_spec({**subject.config, key: value})
+            except CheckpointError as error:
+                expect(key in str(error), f"a message that names {key}", error)
+                continue
+            raise ContractViolation(f"expected CheckpointError for {key} = {value!r}, found no exception")
 
 
 def missing_tensors_are_found_before_reading(subject: Subject) -> None:
@@ -292,7 +306,7 @@ def layers_come_from_make_linear(subject: Subject) -> None:
 
 ALWAYS = (
     spec_describes_the_config,
-    missing_keys_are_named,
+    unusable_values_are_named,
     missing_tensors_are_found_before_reading,
     misshaped_tensors_are_found_before_reading,
     tensors_are_read_once,

@@ -54,6 +54,9 @@ class TinyModel:
         missing = next((key for key in CONFIG if key not in config), None)
         if missing is not None:
             raise CheckpointError(f"config.json: key '{missing}' is missing")
+        for key, default in CONFIG.items():
+            if isinstance(default, int) and not (isinstance(config[key], int) and config[key] > 0):
+                raise CheckpointError(f"config.json: {key} is {config[key]!r}, not a positive number")
         head_dim = config["hidden_size"] // config["num_attention_heads"]
         shape = {"num_heads": config["num_attention_heads"], "num_kv_heads": config["num_key_value_heads"]}
         layers = tuple(
@@ -103,7 +106,7 @@ class TinyModel:
         def project(hidden_TD: torch.Tensor) -> tuple[torch.Tensor, ...]:
             head_dim = self.spec.layers[index].head_dim
             parts = (self._linears[f"layers.{index}.{part}.weight"](hidden_TD) for part in PARTS[:3])
-            return tuple(part.unflatten(1, (-1, head_dim)) for part in parts)
+            return tuple(part.reshape(len(part), -1, head_dim) for part in parts)
 
         return project
 
