@@ -68,6 +68,11 @@ def _with_use(slot: str, value: Any) -> Any:
     return value
 
 
+def _is_slot(key: str) -> bool:
+    field = kernel_config.RunConfig.model_fields.get(key)
+    return field is not None and field.annotation in (kernel_config.Slot, kernel_config.Slot | None)
+
+
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -89,7 +94,7 @@ def _override(data: dict[str, Any], keys: list[str], value: Any, key_path: str) 
         replaces = key == "use" and data.get("use") not in (None, value)
         return {key: value} if replaces else {**data, key: value}
     below = data.get(key)
-    if isinstance(below, str):
+    if isinstance(below, str) and _is_slot(key):
         below = {"use": below}
     if below is not None and not isinstance(below, dict):
         raise ConfigError(f"--set {key_path}: '{key}' is not a mapping, so nothing can be set below it")

@@ -36,7 +36,8 @@ class MemoryCheckpoint:
         shape = self._shapes[name]
         generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
         scale = float(shape[-1]) ** -0.5
-        return (torch.randn(shape, generator=generator) * scale).to(dtype)
+        values: torch.Tensor = torch.randn(shape, generator=generator) * scale
+        return values.to(dtype)
 
     def close(self) -> None:
         """Nothing is open."""
