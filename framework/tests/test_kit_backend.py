@@ -145,13 +145,13 @@ class CopiesOneByOne(PlainStore):
 
 
 class OverlapsBySlot(PlainStore):
-    """The values of both layers in one buffer that is a slot too short."""
+    """The values of both layers in one buffer that is a slot too short when the number of blocks is odd."""
 
     def __init__(self, layout: KVLayout, spec: ModelSpec) -> None:
         super().__init__(layout, spec, torch.float32)
-        slots = len(self._values[0])
-        buffer = torch.zeros(2 * slots - 1, *self._values[0].shape[1:])
-        self._values = [buffer[:slots], buffer[slots - 1 :]]
+        slots, lost = len(self._values[0]), layout.num_blocks % 2
+        buffer = torch.zeros(2 * slots - lost, *self._values[0].shape[1:])
+        self._values = [buffer[:slots], buffer[slots - lost :]]
 
 
 class CopiesAfterwards(PlainBackend):
@@ -189,8 +189,19 @@ def forgets_the_cache(backend: Any, inputs: ModelInput, logits: torch.Tensor) ->
     return logits + 1 if continued else logits
 
 
-def drifts(backend: Any, inputs: ModelInput, logits: torch.Tensor) -> torch.Tensor:
-    return logits * (1 + (id(backend) >> 4) % 1009 / 1009) if len(inputs.logit_rows_R) == 9 else logits
+class Drifts(PlainBackend):
+    """Each object of the process is a little louder than the one before."""
+
+    objects: list[int] = []  # noqa: RUF012 - the shared state is what is wrong with it
+
+    def __init__(self, config: ComponentConfig, context: Any) -> None:
+        super().__init__(config, context)
+        self.objects.append(1)
+        self.number = len(self.objects)
+
+    def execute(self, model: Any, inputs: ModelInput, attention: Any, kv: KVStore) -> torch.Tensor:
+        logits_RV = super().execute(model, inputs, attention, kv)
+        return logits_RV * (1 + self.number * 0.01) if len(inputs.logit_rows_R) == 9 else logits_RV
 
 
 def with_gradient(backend: Any, inputs: ModelInput, logits: torch.Tensor) -> torch.Tensor:
@@ -219,7 +230,7 @@ BROKEN: dict[str, type[PlainBackend]] = {
     "logits_are_float32_rows": executes(half),
     "only_the_asked_rows_come_back": executes(in_row_order),
     "cached_tokens_are_read_back": executes(forgets_the_cache),
-    "same_batch_same_logits": executes(drifts),
+    "same_batch_same_logits": Drifts,
     "results_carry_no_gradients": executes(with_gradient),
     "given_linear_layers_are_used": IgnoresFactory,
     "bits_do_not_depend_on_the_batch": executes(rounds_by_size),
@@ -262,6 +273,27 @@ class Busy(PlainBackend):
 @pytest.mark.parametrize("backend", [SaysItInLines, Busy])
 def test_unavailable_that_is_not_pure_fails_exactly_its_check(backend: type[PlainBackend]) -> None:
     assert run_checks(backend_checks(backend)).failed == ("unavailable_is_pure",)
+
+
+class Weightless(PlainBackend):
+    """Says that attention and quantizers mean nothing to it."""
+
+    @classmethod
+    def capabilities(cls, config: Any) -> Capabilities:
+        return Capabilities(
+            provides=frozenset({"attention:unused"}), refuses={"slot:quantizer": "it computes no weights"}
+        )
+
+
+def test_checks_of_what_is_declined_are_not_made() -> None:
+    left_out = {
+        "store_holds_keys_and_values",
+        "layers_have_storage_of_their_own",
+        "given_linear_layers_are_used",
+        "bits_do_not_depend_on_the_batch",
+    }
+    names = {check.name for check in backend_checks(Weightless)}
+    assert names == (COMMON | set(BROKEN) | {"unavailable_is_pure"}) - left_out
 
 
 def test_an_unavailable_backend_is_held_to_that_one_check() -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-
 import pytest
 
 from pluglm.kernel.registry import KINDS
-from pluglm.testing.check import Check, ContractViolation, cases, expect, expect_raises, make_check, run_checks
+from pluglm.testing import Check, ContractViolation, cases, kit, run_checks
+from pluglm.testing.check import expect, expect_raises, make_check
 
 
 def holds() -> None:
@@ -79,5 +78,9 @@ def test_cases_are_arguments_of_parametrize(check: Check) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_interface_has_a_kit(kind: str) -> None:
-    module = importlib.import_module(f"pluglm.testing.{kind}")
-    assert callable(getattr(module, f"{kind}_checks"))
+    assert kit(kind).__name__ == f"{kind}_checks"
+
+
+def test_an_unknown_kind_has_no_kit() -> None:
+    with pytest.raises(ValueError, match="no interface is called 'atention'; kits: model, backend, attention"):
+        kit("atention")

@@ -105,11 +105,18 @@ class TensorIds(InverseSampler):
 
 
 class KeyedByObject(InverseSampler):
-    """Large seeds are mixed with the address of the sampler."""
+    """Large seeds are mixed with the number of the sampler in this process."""
+
+    objects: list[int] = []  # noqa: RUF012 - the shared state is what is wrong with it
+
+    def __init__(self, config: ComponentConfig, context: Any) -> None:
+        super().__init__(config, context)
+        self.objects.append(1)
+        self.shift = len(self.objects) % 2 * 0.37
 
     def uniform(self, rows: Sequence[SampleRow]) -> Any:
-        shift = (id(self) >> 4) % 1009 / 1009 if rows[0].seed == 2**64 - 1 else 0.0
-        return (super().uniform(rows) + shift) % 1.0
+        found = super().uniform(rows)
+        return (found + self.shift) % 1.0 if rows[0].seed == 2**64 - 1 else found
 
 
 class KeyedByRow(InverseSampler):
@@ -224,6 +231,20 @@ def test_every_check_has_a_broken_fixture() -> None:
 def test_a_broken_sampler_fails_exactly_its_check(name: str) -> None:
     report = run_checks(sampler_checks(BROKEN[name]))
     assert report.failed == (name,), str(report)
+
+
+class OneTemperature(InverseSampler):
+    def check(self, params: SamplingParams) -> str | None:
+        return None if params.temperature in (0.0, 1.0) else "this sampler knows no temperature"
+
+    def shaped(self, logits: Any, rows: Sequence[SampleRow]) -> Any:
+        return logits
+
+
+def test_a_sampler_that_refuses_other_temperatures_is_not_asked_for_them() -> None:
+    report = run_checks(sampler_checks(OneTemperature))
+    assert report.ok, str(report)
+    assert {outcome.name for outcome in report.outcomes} == COMMON | set(BROKEN) - {"temperature_divides_the_logits"}
 
 
 def test_a_sampler_that_refuses_temperature_gets_the_greedy_checks_only() -> None:

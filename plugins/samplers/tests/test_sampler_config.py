@@ -89,11 +89,17 @@ class WrongShape:
         return logits_RV[:, :-1]
 
 
-def test_a_step_that_breaks_its_contract_is_named() -> None:
+class Raises(WrongShape):
+    def apply(self, logits_RV: torch.Tensor, rows: Any) -> torch.Tensor:
+        raise KeyError("table")
+
+
+@pytest.mark.parametrize(("step", "what"), [(WrongShape, "returned"), (Raises, "raised KeyError: 'table'")])
+def test_a_step_that_breaks_its_contract_is_named(step: type[WrongShape], what: str) -> None:
     run: Any = SimpleNamespace(
-        resolve_component=lambda kind, name, options: (WrongShape, ComponentConfig()),
+        resolve_component=lambda kind, name, options: (step, ComponentConfig()),
         spec=SimpleNamespace(vocab_size=5),
     )
     sampler = ChainSampler(ChainConfig.model_validate({"steps": ["odd"]}), run)
-    with pytest.raises(ComponentFailure, match="logits_step 'odd'"):
+    with pytest.raises(ComponentFailure, match=f"logits_step 'odd' {what}"):
         sampler.sample(torch.zeros(2, 5), [row(), row()])

@@ -28,7 +28,9 @@ def ask(drafter: Drafter, asked: list[DraftRequest], vocab_size: int) -> list[li
     proposals = drafter.propose(asked)
     if not isinstance(proposals, list) or len(proposals) != len(asked):
         raise ValueError(f"propose must return one list for each of {len(asked)} requests")
-    return [_problem(one, proposal, vocab_size) or proposal for one, proposal in zip(asked, proposals, strict=True)]
+    return [
+        _problem(one, proposal, vocab_size) or list(proposal) for one, proposal in zip(asked, proposals, strict=True)
+    ]
 
 
 def _problem(request: DraftRequest, proposal: object, vocab_size: int) -> str | None:

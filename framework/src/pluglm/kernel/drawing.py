@@ -6,13 +6,18 @@ is what plain sampling with the same seed gives, whatever a drafter proposes.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from operator import index
+from typing import Any
 
 import numpy as np
 import torch
 
-from pluglm.kernel.core import SampleRow, Sequence, TokenLogprobs
+from pluglm.kernel.core import SampleRow, Sequence, Status, TokenLogprobs
 from pluglm.kernel.errors import ComponentFailure
+from pluglm.kernel.interfaces.grammar import Matcher
 from pluglm.kernel.interfaces.sampler import Sampler
 
 # R: rows of the batch, V: logits per row, W: 32-bit words of a grammar mask
@@ -53,96 +58,90 @@ class Window:
 
 
 class Drawer:
-    """Applies masks, calls the sampler, checks what it returned, verifies drafts."""
+    """Applies masks, calls the sampler, checks what it returned, verifies drafts; calls plugins through `attempt`."""
 
-    def __init__(self, sampler: Sampler, sampler_name: str, step_name: str, vocab_size: int) -> None:
-        self._sampler, self._sampler_name, self._step_name = sampler, sampler_name, step_name
+    def __init__(
+        self, sampler: Sampler, attempt: Callable[..., Any], names: Mapping[str, str], vocab_size: int
+    ) -> None:
+        self._sampler, self._attempt, self._names = sampler, attempt, names
         self._vocab_size = vocab_size  # ids the tokenizer knows; the head may have padding rows beyond
 
+    @torch.inference_mode()
     def draw(self, logits_RV: torch.Tensor, windows: list[Window]) -> list[Drawn]:
-        """One result per window. A broken row fails its own request only."""
-        results = [Drawn() for _ in windows]
-        owners = [index for index, window in enumerate(windows) for _ in range(len(window.drafts) + 1)]
+        """One result per window, without tokens where a plugin failed and `attempt` ended the request.
+
+        A broken row fails its own request, and only when verification gets to it.
+        """
         rows = [row for window in windows for row in window.sample_rows()]
-        want_logprobs = any(row.params.logprobs is not None for row in rows)
-        raw_RV = logits_RV.clone() if want_logprobs else None
+        owners = [window.sequence for window in windows for _ in range(len(window.drafts) + 1)]
+        raw_RV = logits_RV.clone() if any(row.params.logprobs is not None for row in rows) else None
         if logits_RV.shape[1] > self._vocab_size:
             logits_RV[:, self._vocab_size :] = NEG_INF
-        self._fail_rows(logits_RV, owners, results, f"{self._step_name} gave NaN or infinite logits")
-        self._apply_grammars(logits_RV, windows, results)
-        self._fail_rows(logits_RV, owners, results, "the grammar allows no token here")
-        alive = [row for row, owner in enumerate(owners) if results[owner].error is None]
-        if not alive:
-            return results
-        some_RV = logits_RV if len(alive) == len(rows) else logits_RV[alive]
-        drawn = self._checked(self._sampler.sample(some_RV.clone(), [rows[row] for row in alive]), some_RV)
-        self._verify(drawn, alive, owners, windows, results, raw_RV)
-        return results
-
-    def _fail_rows(self, logits_RV: torch.Tensor, owners: list[int], results: list[Drawn], reason: str) -> None:
-        finite_R = torch.isfinite(logits_RV.amax(dim=-1)).tolist()
-        for owner, finite in zip(owners, finite_R, strict=True):
-            if not finite and results[owner].error is None:
-                results[owner].error = reason
-
-    def _apply_grammars(self, logits_RV: torch.Tensor, windows: list[Window], results: list[Drawn]) -> None:
+        unsound = _not_finite(logits_RV, f"{self._names['step']} gave NaN or infinite logits")
         start = 0
-        for window, result in zip(windows, results, strict=True):
+        for window in windows:
             stop = start + len(window.drafts) + 1
-            if window.sequence.matcher is not None and result.error is None:
-                _mask_window(logits_RV[start:stop], window)
+            if window.sequence.matcher is not None:
+                mask = partial(_mask_window, logits_RV[start:stop], window, window.sequence.matcher)
+                self._attempt("grammar", [window.sequence], mask)
             start = stop
+        broken = _not_finite(logits_RV, "the grammar allows no token here") | unsound
+        usable = [row for row, owner in enumerate(owners) if row not in broken and owner.status is Status.RUNNING]
+        some_RV = logits_RV if len(usable) == len(rows) else logits_RV[usable]
+        sample = partial(self._sample, some_RV, [rows[row] for row in usable])
+        drawn = self._attempt("sampler", dict.fromkeys(owners[row] for row in usable), sample) if usable else None
+        return self._verify(dict(zip(usable, drawn or [], strict=False)), broken, windows, raw_RV)
+
+    @torch.inference_mode()
+    def _sample(self, logits_RV: torch.Tensor, rows: list[SampleRow]) -> list[int]:
+        return self._checked(self._sampler.sample(logits_RV.clone(), rows), logits_RV)
 
     def _checked(self, drawn: list[int], logits_RV: torch.Tensor) -> list[int]:
         """The sampler's ids, or ComponentFailure when it returned something that could never be a draw."""
-        tokens = [int(token) for token in drawn]
+        tokens = [index(token) for token in drawn]
         num_rows, width = logits_RV.shape
         if len(tokens) != num_rows:
-            raise ComponentFailure(self._sampler_name, f"returned {len(tokens)} tokens for {num_rows} rows")
+            raise ComponentFailure(self._names["sampler"], f"returned {len(tokens)} tokens for {num_rows} rows")
         wrong = [token for token in tokens if not 0 <= token < width]
         if wrong:
-            raise ComponentFailure(self._sampler_name, f"returned token id {wrong[0]}, outside 0..{width - 1}")
+            raise ComponentFailure(self._names["sampler"], f"returned token id {wrong[0]}, outside 0..{width - 1}")
         chosen_R = logits_RV[torch.arange(num_rows), torch.tensor(tokens)]
         if bool((chosen_R == NEG_INF).any()):
-            raise ComponentFailure(self._sampler_name, "drew a token of probability zero")
+            raise ComponentFailure(self._names["sampler"], "drew a token of probability zero")
         return tokens
 
     def _verify(
-        self,
-        drawn: list[int],
-        alive: list[int],
-        owners: list[int],
-        windows: list[Window],
-        results: list[Drawn],
-        raw_RV: torch.Tensor | None,
-    ) -> None:
+        self, drawn: dict[int, int], broken: dict[int, str], windows: list[Window], raw_RV: torch.Tensor | None
+    ) -> list[Drawn]:
         """Keep each window's draws up to and with the first that differs from its draft."""
-        open_windows = {owner for owner in owners if results[owner].error is None}
-        for token, row in zip(drawn, alive, strict=True):
-            owner = owners[row]
-            if owner not in open_windows:
-                continue
-            result, window = results[owner], windows[owner]
-            place = len(result.token_ids)
-            result.token_ids.append(token)
+        results, row = [Drawn() for _ in windows], -1
+        for window, result in zip(windows, results, strict=True):
             wanted = window.sequence.request.params.logprobs
-            if raw_RV is not None and wanted is not None:
-                result.logprobs.append(_logprobs(raw_RV[row, : self._vocab_size], token, wanted))
-            if place < len(window.drafts) and window.drafts[place] == token:
-                result.num_accepted += 1
-            else:
-                open_windows.remove(owner)
+            row, end = row + 1, row + len(window.drafts) + 1
+            while row in drawn:
+                result.token_ids.append(drawn[row])
+                if raw_RV is not None and wanted is not None:
+                    result.logprobs.append(_logprobs(raw_RV[row, : self._vocab_size], drawn[row], wanted))
+                if window.drafts[result.num_accepted : result.num_accepted + 1] != (drawn[row],):
+                    break
+                result.num_accepted, row = result.num_accepted + 1, row + 1
+            result.error, row = broken.get(row), end
+        return results
 
 
-def _mask_window(logits_RV: torch.Tensor, window: Window) -> None:
+def _not_finite(logits_RV: torch.Tensor, reason: str) -> dict[int, str]:
+    """Rows that nothing can be drawn from."""
+    finite_R = torch.isfinite(logits_RV.amax(dim=-1)).tolist()
+    return {row: reason for row, finite in enumerate(finite_R) if not finite}
+
+
+@torch.inference_mode()
+def _mask_window(logits_RV: torch.Tensor, window: Window, matcher: Matcher) -> None:
     """Mask each row with the grammar's state after the drafts before it; the matcher ends where it began.
 
     Rows behind a draft that the grammar refuses are left as they are: that draft has probability zero, so they are
     never reached.
     """
-    matcher = window.sequence.matcher
-    if matcher is None:
-        return
     width = logits_RV.shape[1]
     mask_W = np.zeros((width + 31) // 32, dtype=np.int32)
     num_accepted = 0

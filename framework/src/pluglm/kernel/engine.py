@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -14,7 +15,7 @@ import torch
 from pluglm.kernel import admission, drafting
 from pluglm.kernel.core import Event, FinishReason, PlanItem, Request, Sequence, Status, StepPlan, StepView
 from pluglm.kernel.drawing import Drawer, Drawn, Window
-from pluglm.kernel.errors import ComponentFailure
+from pluglm.kernel.errors import ComponentFailure, RequestError
 from pluglm.kernel.guard import Watched
 from pluglm.kernel.interfaces.drafter import Drafter
 from pluglm.kernel.interfaces.grammar import Matcher
@@ -53,7 +54,7 @@ class EngineCore:
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
         self.kv: KVManager = Watched(parts.runner.kv, parts.guard, parts.names["kv"])  # type: ignore[assignment]
-        self._drawer = Drawer(parts.sampler, parts.names["sampler"], parts.names["step"], parts.tokenizer.vocab_size)
+        self._drawer = Drawer(parts.sampler, self._attempt, parts.names, parts.tokenizer.vocab_size)
         self._running: dict[int, Sequence] = {}
         self._waiting: dict[int, Sequence] = {}
         self._by_request: dict[str, Sequence] = {}
@@ -85,9 +86,9 @@ class EngineCore:
             tenant=tenant,
         )
         sequence = admission.admit(request, self._next_id, self.parts, self._by_request, len(self._waiting))
+        self._streams[self._next_id] = self.parts.text_stream(params)
+        self._waiting[self._next_id] = self._by_request[request_id] = sequence
         self._next_id += 1
-        self._waiting[sequence.sequence_id] = self._by_request[request_id] = sequence
-        self._streams[sequence.sequence_id] = self.parts.text_stream(params)
         self.parts.hooks.call("request_admitted", request=sequence.request)
         return sequence.request
 
@@ -126,11 +127,14 @@ class EngineCore:
             self.parts.hooks.call("event_emitted", event=event)
         return events
 
-    def close(self) -> None:
+    def close(self) -> list[Event]:
+        """Cancel what runs; returns its last events. Nothing may be called afterwards."""
         for sequence in list(self._by_request.values()):
             self._finish(sequence, "cancelled")
+        events = self._deliver()
         self.parts.hooks.call("run_finished")
         self.parts.guard.close()
+        return events
 
     def _attempt(
         self,
@@ -142,13 +146,30 @@ class EngineCore:
         """call() under the guard; when the component fails (None), so do the requests it touched, and nothing else."""
         try:
             return self.parts.guard.call(self.parts.names[slot], call)
-        except ComponentFailure as failure:
-            logger.warning("%s", failure)
+        except (ComponentFailure, RequestError) as failure:
+            said = failure if isinstance(failure, ComponentFailure) else f"{self.parts.names[slot]} raised {failure}"
+            reason = " ".join(str(said).split())
+            logger.warning("%s", reason)
             if undo is not None:
                 undo()
             for sequence in list(touched):
-                self._finish(sequence, "error", error=str(failure))
+                self._finish(sequence, "error", error=reason)
             return None
+
+    def _change_kv(self, slot: str, touched: Iterable[Sequence], change: Callable[[Any], ResultT]) -> ResultT | None:
+        """change(transaction) as an _attempt; the transaction that it does not commit is rolled back."""
+        opened: list[KVTransaction] = []
+
+        def run() -> ResultT:
+            opened.append(self.kv.transaction())
+            return change(Watched(opened[0], self.parts.guard, self.parts.names["kv"]))
+
+        def roll_back() -> None:
+            for transaction in opened:
+                with suppress(RuntimeError):  # an abandoned call may have closed it
+                    transaction.rollback()
+
+        return self._attempt(slot, touched, run, lambda: self._attempt("kv", (), roll_back))
 
     def _propose(self) -> None:
         """Ask the drafter about every sequence that has nothing but its newest token to compute."""
@@ -171,31 +192,33 @@ class EngineCore:
         """Ask the scheduler, validate its plan, and make the KV and the sequences agree with it."""
         live = [*self._running.values(), *self._waiting.values()]
         if not live:
+            self._idle_steps = 0
             return _Step()
-        view, opened = self._view(), list[KVTransaction]()
+        view = self._view()
 
-        def plan_in_transaction() -> tuple[StepPlan, list[str], tuple[tuple[int, int], ...]]:
-            opened.append(self.kv.transaction())
-            kv: Any = Watched(opened[0], self.parts.guard, self.parts.names["kv"])
+        def choose(kv: Any) -> tuple[StepPlan, list[str], tuple[tuple[int, int], ...], list[int]]:
             wanted = self.parts.scheduler.plan(view, view.budget, kv)
-            return *refuse_bad_items(wanted, view, kv), kv.commit()
+            plan, refused = refuse_bad_items(wanted, view, kv)
+            return plan, refused, kv.commit(), [self._held_tokens(item.sequence_id) for item in plan.items]
 
-        def roll_back() -> None:
-            for transaction in opened:
-                with suppress(RuntimeError):  # an abandoned planner may have closed it
-                    transaction.rollback()
-
-        planned = self._attempt("scheduler", live, plan_in_transaction, roll_back)
+        planned = self._change_kv("scheduler", live, choose)
         if planned is None:
             return _Step()
-        plan, refused, copies = planned
+        plan, refused, copies, held = planned
         for reason in refused:
             logger.warning("%s: refused: %s", self.parts.names["scheduler"], reason)
         self.parts.hooks.call("step_planned", view=view, plan=plan)
         self._apply(plan)
         self._watch_progress(plan)
-        items = [pair for item in plan.items if (pair := self._planned(item)) is not None]
+        items = [pair for item, room in zip(plan.items, held, strict=True) if (pair := self._planned(item, room))]
         return _Step(items, copies)
+
+    def _held_tokens(self, sequence_id: int) -> int:
+        """Tokens that a sequence's committed KV has room for."""
+        try:
+            return len(self.kv.block_table(sequence_id)) * self.kv.layout.block_size
+        except KeyError:
+            return 0
 
     def _view(self) -> StepView:
         waiting = sorted(self._waiting.values(), key=lambda s: (s.request.arrival_s, s.sequence_id))
@@ -220,13 +243,12 @@ class EngineCore:
                 sequence.status = Status.RUNNING
                 self._running[item.sequence_id] = sequence
 
-    def _planned(self, item: PlanItem) -> tuple[Sequence, int] | None:
+    def _planned(self, item: PlanItem, held: int) -> tuple[Sequence, int] | None:
         """The live sequence of an item; one whose KV the scheduler did not extend fails by the scheduler's name."""
         sequence = self._running.get(item.sequence_id)
         if sequence is None:
             return None
         needed = sequence.num_computed + item.num_tokens
-        held = len(self.kv.block_table(item.sequence_id)) * self.kv.layout.block_size
         if held >= needed:
             return sequence, item.num_tokens
         what = f"planned {needed} tokens of a sequence and extended its KV to {held}"
@@ -244,32 +266,23 @@ class EngineCore:
         """Run the planned tokens; logits of every row from each sequence's last known token on."""
         if not step.items:
             return None
-        touched = [sequence for sequence, _ in step.items]
         num_rows = [max(0, sequence.drafts_within(count) + 1) for sequence, count in step.items]
         parts = [(s.sequence_id, s.pending(count), s.num_computed) for s, count in step.items]
-        inputs = self.parts.runner.make_input(parts, num_rows=num_rows, copies=step.copies)
-        logits_RV = self._attempt("backend", touched, lambda: self.parts.runner.run(inputs))
-        if logits_RV is None:
-            return None
-        expected = (sum(num_rows), self.parts.runner.spec.vocab_size)
-        if tuple(logits_RV.shape) != expected:
-            what = f"returned logits of shape {list(logits_RV.shape)} where {list(expected)} was asked"
-            for sequence in touched:
-                self._finish(sequence, "error", error=f"{self.parts.names['step']} {what}")
-            return None
-        return logits_RV
+
+        def run() -> torch.Tensor:
+            inputs = self.parts.runner.make_input(parts, num_rows=num_rows, copies=step.copies)
+            logits_RV = self.parts.runner.run(inputs)
+            got = [*getattr(logits_RV, "shape", ()), getattr(logits_RV, "dtype", type(logits_RV).__name__)]
+            asked = [sum(num_rows), self.parts.runner.spec.vocab_size, torch.float32]
+            if got != asked:
+                raise ComponentFailure(self.parts.names["step"], f"returned logits {got} where {asked} were asked")
+            return logits_RV
+
+        return self._attempt("backend", [sequence for sequence, _ in step.items], run)
 
     def _sample(self, step: _Step, logits_RV: torch.Tensor | None) -> list[Drawn]:
         windows = step.windows
-        if logits_RV is None or not windows:
-            return []
-        touched = [window.sequence for window in windows]
-
-        def draw() -> list[Drawn]:
-            with torch.inference_mode():
-                return self._drawer.draw(logits_RV, windows)
-
-        return self._attempt("sampler", touched, draw) or []
+        return [] if logits_RV is None or not windows else self._drawer.draw(logits_RV, windows)
 
     def _commit(self, step: _Step, drawn: list[Drawn]) -> None:
         """Accepted tokens become known, computed counts and KV follow, and whoever is done ends."""
@@ -282,6 +295,7 @@ class EngineCore:
             sequence = window.sequence
             if result.error is not None:
                 self._finish(sequence, "error", error=result.error)
+            if sequence.status is not Status.RUNNING:
                 continue
             sequence.num_computed += result.num_accepted
             sequence.num_accepted += result.num_accepted
@@ -322,24 +336,15 @@ class EngineCore:
         """Why the request is over after this token: a stop beats the length limit that the same token reaches."""
         params = sequence.request.params
         matcher = sequence.matcher
-        if matcher is not None and not self._follow(sequence, matcher, token):
+        terminated = matcher is not None and self._attempt("grammar", [sequence], partial(_follow, matcher, token))
+        if terminated is None:
             return "error", None
         if stopped is not None:
             return "stop", stopped
         is_eos = token in self.parts.eos_token_ids and not params.ignore_eos
-        if is_eos or token in params.stop_token_ids or (matcher is not None and matcher.terminated):
+        if is_eos or token in params.stop_token_ids or terminated:
             return "stop", token
         return ("length", None) if sequence.num_output >= sequence.request.max_new_tokens else (None, None)
-
-    def _follow(self, sequence: Sequence, matcher: Matcher, token: int) -> bool:
-        """Advance the grammar by a committed token. False when it fails or refuses what its own mask allowed."""
-
-        def advance() -> bool:
-            if not matcher.accept(token):
-                raise ValueError(f"refused token {token}, which its mask allowed")
-            return True
-
-        return self._attempt("grammar", [sequence], advance) is True
 
     def _observe(self, drafter: Drafter, committed: list[tuple[Sequence, Drawn]]) -> None:
         """Tell the drafter what became of its drafts, and give back the KV of those refused."""
@@ -349,13 +354,12 @@ class EngineCore:
             for sequence, drawn in committed:
                 drafter.observe(sequence.sequence_id, drawn.num_accepted, tuple(drawn.token_ids))
 
-        def trim() -> None:
-            transaction = self.kv.transaction()
+        def trim(kv: Any) -> None:
             for sequence in touched:
-                transaction.trim(sequence.sequence_id, sequence.num_computed)
-            transaction.commit()
+                kv.trim(sequence.sequence_id, sequence.num_computed)
+            kv.commit()
 
-        self._attempt("kv", touched, trim)
+        self._change_kv("kv", touched, trim)
         self._attempt("drafter", [one for one in touched if one.status is Status.RUNNING], observe)
 
     def _forget_drafts(self, sequence: Sequence) -> None:
@@ -367,14 +371,12 @@ class EngineCore:
         """The one terminal event of a request; its seat, KV and plugin state go back first."""
         if sequence.status is Status.FINISHED:
             return
-        held = sequence.status is Status.RUNNING
         sequence.status, sequence.finish_reason = Status.FINISHED, reason
         self._running.pop(sequence.sequence_id, None)
         self._waiting.pop(sequence.sequence_id, None)
         del self._by_request[sequence.request.request_id]
-        if held:
-            self._held_back.append(sequence.sequence_id)
-            self._return_held_back()
+        self._held_back.append(sequence.sequence_id)
+        self._return_held_back()
         self._forget_drafts(sequence)
         stream = self._streams.pop(sequence.sequence_id)
         if not isinstance(details.get("stop"), str):
@@ -390,10 +392,19 @@ class EngineCore:
             return
         held, self._held_back = self._held_back, []
 
-        def release() -> None:
-            transaction = self.kv.transaction()
+        def release(kv: Any) -> bool:
             for sequence_id in held:
-                transaction.release(sequence_id)
-            transaction.commit()
+                with suppress(ValueError):  # it was waiting and holds none
+                    kv.release(sequence_id)
+            kv.commit()
+            return True
 
-        self._attempt("kv", [], release)
+        if self._change_kv("kv", (), release) is None:
+            self._held_back = held  # tried again with the next step
+
+
+def _follow(matcher: Matcher, token: int) -> bool:
+    """Advance a grammar by a committed token; whether it has come to its end."""
+    if not matcher.accept(token):
+        raise ValueError(f"refused token {token}, which its mask allowed")
+    return bool(matcher.terminated)

@@ -5,7 +5,9 @@ The policy states preferences; every KV change, budget and progress rule is deci
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
+from operator import index
 
 from pluglm.kernel.core import Budget, PlanItem, RequestView, StepPlan, StepView
 from pluglm.kernel.errors import KVExhausted
@@ -36,7 +38,7 @@ class PolicyScheduler:
         running = {request.sequence_id: request for request in view.running}
         draft = _Draft(view, kv, budget.num_tokens, budget.num_seats - len(running), running)
         for sequence_id in list(self.policy.order_running(view)):
-            if sequence_id in draft.running and draft.tokens_left > 0:
+            if sequence_id in draft.running and sequence_id not in draft.items and draft.tokens_left > 0:
                 self._serve_running(draft, draft.running[sequence_id])
         self._admit_waiting(draft)
         return StepPlan(tuple(PlanItem(*item) for item in draft.items.items()), tuple(draft.preempted))
@@ -48,9 +50,7 @@ class PolicyScheduler:
             if num_tokens > undrafted:  # guesses are not worth anyone's seat
                 num_tokens = undrafted
             elif not self._make_room(draft, request, "kv"):
-                if (
-                    len(draft.running) > 1
-                ):  # alone it would only evict itself for ever; the engine refuses that at the door
+                if len(draft.running) > 1:  # alone it would evict itself for ever; the engine refuses that at the door
                     _preempt(draft, request.sequence_id)
                 return
         if num_tokens > 0:
@@ -86,7 +86,7 @@ class PolicyScheduler:
         return True
 
     def _share(self, draft: _Draft, request: RequestView) -> int:
-        wanted = self.policy.share(draft.view, request, draft.tokens_left)
+        wanted = index(self.policy.share(draft.view, request, draft.tokens_left))
         return min(wanted, request.num_pending, draft.tokens_left)
 
     def _make_room(self, draft: _Draft, request: RequestView, need: Need) -> bool:
@@ -130,16 +130,19 @@ def refuse_bad_items(plan: StepPlan, view: StepView, kv: KVTransaction) -> tuple
     """The plan without the items that break a rule, and one reason for each. A refused item never costs the others."""
     running = {request.sequence_id: request for request in view.running}
     known = running | {request.sequence_id: request for request in view.waiting}
-    preempted = tuple(dict.fromkeys(one for one in plan.preempted if one in running))
     reasons = [f"cannot preempt {one}: it is not running" for one in plan.preempted if one not in running]
-    seats, tokens, kept = len(running) - len(preempted), 0, dict[int, PlanItem]()
+    preempted = tuple(dict.fromkeys(one for one in plan.preempted if one in running))
+    for one in preempted:
+        del running[one]
+        _take_back(one, running, kv)  # nothing is left to do when the scheduler released it
+    seats, tokens, kept = len(running), 0, dict[int, PlanItem]()
     for item in plan.items:
         request = known.get(item.sequence_id)
         new_seat = item.sequence_id not in running
         reason = None
         if request is None or item.sequence_id in preempted or item.sequence_id in kept:
             reason = "is unknown, preempted in this plan or listed twice"
-        elif not 1 <= item.num_tokens <= request.num_pending:
+        elif not isinstance(item.num_tokens, int) or not 1 <= item.num_tokens <= request.num_pending:
             reason = f"asks for {item.num_tokens} tokens, 1 to {request.num_pending} are pending"
         elif tokens + item.num_tokens > view.budget.num_tokens:
             reason = f"exceeds the budget of {view.budget.num_tokens} tokens"
@@ -147,20 +150,17 @@ def refuse_bad_items(plan: StepPlan, view: StepView, kv: KVTransaction) -> tuple
             reason = f"exceeds the {view.budget.num_seats} seats"
         if reason:
             reasons.append(f"sequence {item.sequence_id} {reason}")
-            _take_back(item.sequence_id, running, kept, kv)
+            if item.sequence_id not in kept:
+                _take_back(item.sequence_id, running, kv)
             continue
         kept[item.sequence_id], tokens, seats = item, tokens + item.num_tokens, seats + new_seat
     return StepPlan(tuple(kept.values()), preempted), reasons
 
 
-def _take_back(sequence_id: int, running: dict[int, RequestView], kept: dict[int, PlanItem], kv: KVTransaction) -> None:
-    """Return KV that a refused item was given, unless an accepted item of the same sequence uses it."""
-    if sequence_id in kept:
-        return
-    if sequence_id in running:
-        kv.trim(sequence_id, running[sequence_id].num_computed)
-    else:
-        try:
+def _take_back(sequence_id: int, running: dict[int, RequestView], kv: KVTransaction) -> None:
+    """Return the KV that a sequence may not have in this step."""
+    with suppress(ValueError):  # it holds none: never acquired, or released already
+        if sequence_id in running:
+            kv.trim(sequence_id, running[sequence_id].num_computed)
+        else:
             kv.release(sequence_id)
-        except ValueError:
-            return  # the scheduler never acquired it

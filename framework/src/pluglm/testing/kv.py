@@ -18,7 +18,10 @@ Make = Callable[[], KVManager]
 
 
 def kv_checks(cls: type[Any], config: Any = None, **context: Any) -> Iterator[Check]:
-    """Every check of a KV manager class. context: fields of the BuildContext to use instead of the kit's."""
+    """Every check of a KV manager class. context: fields of the BuildContext to use instead of the kit's.
+
+    A sequence must have room for at least 8 tokens, and the pool for four such sequences.
+    """
     config = cls.Config() if config is None else config
 
     def make() -> KVManager:
@@ -51,9 +54,10 @@ def start(manager: KVManager, sequence_id: int, num_tokens: int) -> None:
 def fill(manager: KVManager) -> list[int]:
     """Start sequences until nothing is free; returns their ids."""
     ids: list[int] = []
-    while manager.capacity().free_blocks:
-        start(manager, len(ids), 1)
-        ids.append(len(ids))
+    for number in range(manager.layout.num_blocks):
+        if manager.capacity().free_blocks:
+            start(manager, number, 1)
+            ids.append(number)
     return ids
 
 

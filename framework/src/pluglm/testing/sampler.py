@@ -14,7 +14,7 @@ from pluglm.kernel.sampling_params import SamplingParams
 from pluglm.testing.check import Check, expect, make_check
 from pluglm.testing.common import common_checks
 from pluglm.testing.context import make_context, small_spec
-from pluglm.testing.sampler_laws import law_checks
+from pluglm.testing.sampler_laws import WARM, law_checks, temperature_divides_the_logits
 
 # R: rows, V: vocabulary
 
@@ -23,7 +23,7 @@ GREEDY, SAMPLED = SamplingParams(temperature=0.0), SamplingParams(temperature=1.
 
 
 def sampler_checks(cls: type[Any], config: Any = None) -> Iterator[Check]:
-    """Every check of a sampler class; one whose `check` refuses temperature 1 is held to the greedy ones only."""
+    """Every check of a sampler class; what its `check` refuses (temperature 1, or 2) is not asked of it."""
     config = cls.Config() if config is None else config
 
     def make(vocab_size: int) -> Sampler:
@@ -31,7 +31,7 @@ def sampler_checks(cls: type[Any], config: Any = None) -> Iterator[Check]:
         return sampler
 
     yield from common_checks("sampler", cls, config, lambda: make(17))
-    params = SAMPLED if _samples(make(17)) else GREEDY
+    params = SAMPLED if _takes(make(17), SAMPLED) else GREEDY
     for function in ANY_MODE:
         yield make_check(function, make, params)
     if hasattr(cls, "check"):
@@ -40,10 +40,12 @@ def sampler_checks(cls: type[Any], config: Any = None) -> Iterator[Check]:
         yield make_check(masked_tokens_are_never_drawn, make)
         yield make_check(large_logits_do_not_overflow, make)
         yield from law_checks(make)
+    if _takes(make(17), WARM):
+        yield make_check(temperature_divides_the_logits, make)
 
 
-def _samples(sampler: Any) -> bool:
-    return not hasattr(sampler, "check") or sampler.check(SAMPLED) is None
+def _takes(sampler: Any, params: SamplingParams) -> bool:
+    return not hasattr(sampler, "check") or sampler.check(params) is None
 
 
 def keyed_row(params: SamplingParams, *, seed: int = 7, lane: int = 0, position: int = 0) -> SampleRow:

@@ -17,19 +17,14 @@ from pluglm.testing.statistics import cell_test
 
 Make = Callable[[int], Sampler]
 NUM_DRAWS, NUM_PAIRS = 20_000, 5_000
-DELTA = 1e-7  # per test; the kit makes seven, so a sound sampler fails it less than once in a million runs
+DELTA = 1e-7  # per test; the kit makes eight, so a sound sampler fails it less than once in a million runs
+WARM = SamplingParams(temperature=2.0)
 PAIR_LOGITS = (1.0, 0.4, 0.0, -0.7, -1.5)
 
 
 def law_checks(make: Make) -> Iterator[Check]:
     """The checks that need many draws."""
-    checks = (
-        draws_follow_the_softmax,
-        temperature_divides_the_logits,
-        lanes_are_independent,
-        positions_are_independent,
-        seeds_are_independent,
-    )
+    checks = (draws_follow_the_softmax, lanes_are_independent, positions_are_independent, seeds_are_independent)
     for function in checks:
         yield make_check(function, make)
 
@@ -67,8 +62,7 @@ def draws_follow_the_softmax(make: Make) -> None:
 
 
 def temperature_divides_the_logits(make: Make) -> None:
-    params = SamplingParams(temperature=2.0)
-    rows = [_row(params, 12, 0, position) for position in range(NUM_DRAWS)]
+    rows = [_row(WARM, 12, 0, position) for position in range(NUM_DRAWS)]
     logits = [1.5, 0.0, -1.0, 0.5]
     _judge(_draw(make(4), logits, rows), _softmax(logits, 2.0), "a row at temperature 2")
 

@@ -10,7 +10,7 @@ from pluglm.kernel.interfaces.scheduler import Scheduler
 from pluglm.testing.check import Check, expect, make_check
 from pluglm.testing.common import common_checks
 from pluglm.testing.context import make_context
-from pluglm.testing.simulation import Job, Turn, World, busy_world, play, world
+from pluglm.testing.simulation import BLOCK_SIZE, Job, Turn, World, busy_world, play, world
 
 Make = Callable[[], Scheduler]
 
@@ -73,7 +73,7 @@ def items_have_kv(make: Make) -> None:
     def judge(turn: Turn) -> None:
         for item in turn.plan.items:
             needed = turn.views[item.sequence_id].num_computed + item.num_tokens
-            room = 4 * len(turn.after.get(item.sequence_id, ()))
+            room = BLOCK_SIZE * len(turn.after.get(item.sequence_id, ()))
             expect(room >= needed, f"blocks for {needed} tokens of sequence {item.sequence_id}", f"room for {room}")
 
     _play_busy_worlds(make, judge)
@@ -104,7 +104,7 @@ def running_sequences_keep_their_kv(make: Make) -> None:
             if one.sequence_id in turn.plan.preempted:
                 continue
             kept, before = turn.after.get(one.sequence_id, ()), turn.before.get(one.sequence_id, ())
-            needed = before[: -(-one.num_computed // 4)]
+            needed = before[: -(-one.num_computed // BLOCK_SIZE)]
             expect(kept[: len(needed)] == needed, f"sequence {one.sequence_id} to keep {needed}", kept)
 
     _play_busy_worlds(make, judge)

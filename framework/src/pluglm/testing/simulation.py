@@ -11,6 +11,8 @@ from pluglm.kernel.core import Budget, RequestView, StepPlan, StepView
 from pluglm.kernel.interfaces.kv import KVTransaction
 from pluglm.testing.block_kv import BlockPool
 
+BLOCK_SIZE = 4
+
 
 class Planner(Protocol):
     """What the world needs of a scheduler."""
@@ -55,12 +57,12 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One planned step. before: the books when it was planned; world: everything after it was applied."""
+    """One planned step. before, after: block tables by sequence id when it was planned and after its commit."""
 
     view: StepView
     plan: StepPlan
     before: dict[int, tuple[int, ...]]
-    after: dict[int, tuple[int, ...]]  # tables after the commit, before finished sequences leave
+    after: dict[int, tuple[int, ...]]
 
     @property
     def views(self) -> dict[int, RequestView]:
@@ -133,12 +135,10 @@ class World:
             self.pool.book.sizes.pop(job.sequence_id, None)
 
 
-def world(
-    jobs: list[Job], *, num_blocks: int = 64, num_tokens: int = 24, num_seats: int = 4, block_size: int = 4
-) -> World:
+def world(jobs: list[Job], *, num_blocks: int = 64, num_tokens: int = 24, num_seats: int = 4) -> World:
     """A world with room for everything unless told otherwise."""
     return World(
-        jobs=jobs, pool=BlockPool(num_blocks, block_size), budget=Budget(num_tokens=num_tokens, num_seats=num_seats)
+        jobs=jobs, pool=BlockPool(num_blocks, BLOCK_SIZE), budget=Budget(num_tokens=num_tokens, num_seats=num_seats)
     )
 
 

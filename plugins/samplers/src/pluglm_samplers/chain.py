@@ -118,7 +118,11 @@ def _apply(
     """logits_RV with the active rows transformed; the others keep their bits."""
     part_RV = _select(logits_RV, active)
     shape = part_RV.shape
-    changed_RV = step.apply(part_RV, [rows[index] for index in active])
+    try:
+        changed_RV = step.apply(part_RV, [rows[index] for index in active])
+    except Exception as error:  # the step is somebody's plugin, and the reason must carry its name
+        cause = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ComponentFailure(f"logits_step '{name}'", f"raised {cause}") from error
     if changed_RV.shape != shape or changed_RV.dtype != torch.float32:
         got = f"{tuple(changed_RV.shape)} {changed_RV.dtype}"
         raise ComponentFailure(f"logits_step '{name}'", f"returned {got}, expected {tuple(shape)} torch.float32")

@@ -101,7 +101,7 @@ class KVStore(Protocol):
     layout: KVLayout
 
     def keys(self, layer: int) -> torch.Tensor:
-        """[num_blocks * block_size, K, H], the live storage."""
+        """[num_blocks * block_size, K, H], the live storage (a backend without attention may choose K and H)."""
         ...
 
     def values(self, layer: int) -> torch.Tensor:

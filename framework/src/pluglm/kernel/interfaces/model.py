@@ -106,7 +106,7 @@ class Model(Protocol):
 
     @classmethod
     def read_spec(cls, config: Mapping[str, Any]) -> ModelSpec:
-        """Shape from a config.json dictionary. Raises CheckpointError naming the key that is missing or unsupported."""
+        """Shape from a config.json dictionary. CheckpointError names a key that is unsupported, or missing with no default."""
         ...
 
     @classmethod
