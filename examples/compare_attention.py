@@ -1,8 +1,8 @@
 """One component swapped, everything else the same: two attention plugins on the same prompts, greedy in float32.
 
-    python examples/compare_attention.py naive sdpa
+    python examples/compare_attention.py [NAME ...]
 
-The first name is the reference. Says whether the tokens of the others equal its tokens, and prints the speeds.
+The first name is the reference, naive if none is given. Says whether the others give the same tokens, and the speeds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pluglm import Engine, RunConfig, SamplingParams
 BASE = {
     "model": {"path": "smollm2-135m-instruct", "dtype": "float32"},
     "backend": {"use": "cpu"},
-    "sampling": {"temperature": 0.0, "max_tokens": 24, "ignore_eos": True},
+    "sampling": {"temperature": 0.0, "max_tokens": 16, "ignore_eos": True},
 }
 PROMPTS = ["The capital of France is", "Once upon a time", "Water boils at a temperature of"]
 

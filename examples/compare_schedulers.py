@@ -1,6 +1,6 @@
 """Scheduling policies beside each other on the fake backend, whose clock is virtual: the numbers repeat exactly.
 
-    python examples/compare_schedulers.py fcfs priority
+    python examples/compare_schedulers.py [NAME ...]
 
 Forty requests arrive one a step at an engine with four seats: every fourth is long and of low priority, the others
 are short and urgent. Printed: mean virtual seconds to the first token and to the end, for both sorts.

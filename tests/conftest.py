@@ -16,6 +16,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+sys.path.append(str(Path(__file__).parent))  # for the helper module engine_cases
+
 CORPUS = [
     "the cat sat on the mat and the dog sat on the log",
     "a quick brown fox jumps over the lazy dog, again and again",

@@ -1,16 +1,19 @@
 """Runs every command and code block of README, CONTRIBUTING, docs and examples; they are found here, not listed.
 
-Fences: sh is run, console is run and its output compared (`...` is anything), python is run, yaml must resolve as a config,
-toml and json must parse, text is shown. A first line `# name.ext` names the block's file for the others; the path of a
-file in the repository makes it a quotation. Commands in backticks and in the docstrings of examples are run too.
+Fences: sh is run, console is run and its output compared (`...` is anything), python is run, yaml must resolve as a
+config, toml and json must parse, text is shown. A first line `# name.ext` names the block's file for the others; the
+path of a file in the repository makes it a quotation. Commands in backticks and in docstrings of examples are run too.
+
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -34,6 +37,7 @@ PROGRAMS = ("pluglm", "make", "python", "pip", ".venv/bin/python", "echo")
 LANGUAGES = {"sh", "console", "python", "yaml", "toml", "json", "text"}
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SHORT = " --set sampling.max_tokens=8"  # added to runs whose output nobody compares
+INCOMPLETE = ("pluglm run", "pluglm config show", "pluglm config check", "pluglm plugins show")
 SECONDS = 300
 
 
@@ -74,7 +78,8 @@ def commands_of(text: str, name: str) -> Iterator[Command]:
             for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
                 line, _, output = part.partition("\n")
                 yield Command(block.place, line, output.strip())
-    for span in re.findall(r"`([^`\n]+)`", FENCE.sub("", text)):
+    prose = re.sub(r"\n(?![\n|])", " ", FENCE.sub("", text))  # a line break inside backticks is a space
+    for span in re.findall(r"`([^`\n]+)`", prose):
         if span.split()[0] in PROGRAMS and " " in span:
             yield Command(name, span)
 
@@ -84,7 +89,7 @@ def commands_of_script(path: Path) -> Iterator[Command]:
     name = path.relative_to(ROOT).as_posix()
     yield Command(name, f"python {name}")
     found = re.findall(r"^ +((?:python|pluglm|make|pip) .+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
-    yield from (Command(name, line) for line in found)
+    yield from (Command(name, line) for line in found if not line.endswith("[NAME ...]"))
 
 
 def all_blocks() -> list[Block]:
@@ -115,23 +120,30 @@ def place(one: Block | Command) -> str:
     return one.place if isinstance(one, Block) else f"{one.place} {one.text}"
 
 
-@pytest.fixture
-def workplace(tmp_path: Path, install: Callable[..., Path]) -> Path:
-    """A folder that looks like the repository's root and takes what the commands write; the example is installed."""
-    folder = tmp_path / "work"
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that looks like the repository's root and takes what the commands write; beside it the example."""
+    folder = tmp_path_factory.mktemp("docs") / "work"
     folder.mkdir()
     for entry in ROOT.iterdir():
         if not entry.name.startswith("."):
             (folder / entry.name).symlink_to(entry)
     for block in NAMED:
         (folder / str(block.file)).write_text(block.text, encoding="utf-8")
-    if any("examples/third_party" in command.text or "shortest" in command.text for command in COMMANDS):
-        example = ROOT / "examples/third_party"
-        project = tomllib.loads((example / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-        sources = {file.relative_to(example / "src"): file for file in (example / "src").rglob("*.py")}
-        modules = {name.with_suffix("").as_posix(): file.read_text("utf-8") for name, file in sources.items()}
-        install(project["name"], modules, project["entry-points"], version=project["version"])
+    unpack_example(folder.parent / "site")
     return folder
+
+
+def unpack_example(site: Path) -> None:
+    """The outside plugin as an installation leaves it; test_third_party.py installs it with pip."""
+    shutil.copytree(ROOT / "examples/third_party/src", site, ignore=shutil.ignore_patterns("__pycache__"))
+    project = tomllib.loads((ROOT / "examples/third_party/pyproject.toml").read_text(encoding="utf-8"))["project"]
+    info = site / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+    ((group, points),) = project["entry-points"].items()
+    lines = [f"[{group}]", *(f"{name} = {target}" for name, target in points.items())]
+    (info / "entry_points.txt").write_text("\n".join(lines))
 
 
 def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -152,11 +164,13 @@ def succeed(command: str, folder: Path) -> str:
 
 def run_make(command: str, folder: Path) -> None:
     """What the target would do, in small: a run is run, tests are collected, tools and scripts must be there."""
-    recipe = succeed(f"{command} --dry-run --always-make", ROOT).splitlines()
-    for line in (line for line in recipe if line.startswith(".venv/bin/")):
-        program, arguments = line.split()[0].removeprefix(".venv/bin/"), shlex.split(line)[1:]
+    recipe = succeed(f"{command} --dry-run --always-make", ROOT)
+    found = re.findall(r"^((?:\w+=\S+ )*)\.venv/bin/(\S+) ?(.*)$", recipe, re.MULTILINE)
+    assert found or recipe.startswith("rm ")
+    for settings, program, rest in found:
+        line, arguments = f"{settings}.venv/bin/{program} {rest}", shlex.split(rest)
         if program == "pluglm":
-            run_command(Command("Makefile", line.removeprefix(".venv/bin/")), folder)
+            run_command(Command("Makefile", f"pluglm {rest}"), folder)
         elif program == "pip":
             check_pip(arguments)
         elif arguments[:2] == ["-m", "pytest"]:
@@ -180,9 +194,10 @@ def check_pip(arguments: list[str]) -> None:
 
 
 def show_help(command: str, folder: Path) -> None:
-    """Of a command with placeholders in capitals: it exists and has the options that are named."""
-    words = [word for word in command.split() if word.islower() and not word.startswith("-") and "." not in word]
+    """Of a command without its arguments, or with placeholders for them: it exists and has the options named."""
+    words = itertools.takewhile(lambda word: re.fullmatch(r"[a-z]+|[\w/]+\.py", word), command.split())
     text = succeed(" ".join([*words, "--help"]), folder)
+    assert "Usage: " in text
     assert not [word for word in command.split() if word.startswith("-") and word not in text]
 
 
@@ -199,7 +214,7 @@ def run_command(command: Command, folder: Path) -> None:
         wanted = ".*".join(re.escape(part) for part in command.expected.split("..."))
         assert re.fullmatch(wanted, (done.stdout + done.stderr).strip(), re.DOTALL), done.stdout + done.stderr
         assert (done.returncode != 0) == command.expected.startswith("error: ")
-    elif re.search(r"\b[A-Z]{4,}\b", text.split(" --prompt ")[0]):
+    elif text in INCOMPLETE or re.search(r"\b[A-Z]{4,}\b", text.split(" --prompt ")[0]):
         show_help(text, folder)
     else:
         succeed(text + (SHORT if "pluglm run " in text else ""), folder)
@@ -245,7 +260,7 @@ def test_every_fence_says_what_it_is() -> None:
 
 
 def test_nothing_is_overlooked() -> None:
-    text = "Use `pluglm plugins list` or `x`.\n```sh\n# why\nmake run\npluglm run a \\\n  --raw\n```\n"
+    text = "Use `pluglm\nplugins list` or `x`.\n```sh\n# why\nmake run\npluglm run a \\\n  --raw\n```\n"
     text += "```console\n$ pluglm x\nerror: y\n$ make z\n```\n```python\n# a.py\n```\n"
     found = [(one.text.split(), one.expected) for one in commands_of(text, "x.md")]
     assert found == [

@@ -162,6 +162,18 @@ def test_rule_2_module_class_from_a_loose_file_beside_the_config(tiny_model: Pat
         resolve(RunConfig.from_file(file))
 
 
+def test_rule_2_a_loose_scheduling_policy_fills_the_scheduler_slot(tiny_model: Path, tmp_path: Path) -> None:
+    source = "from pluglm_schedulers.fcfs import FcfsPolicy\nclass Mine(FcfsPolicy):\n    pass\n"
+    (tmp_path / "my_policy.py").write_text(source)
+    data = {"model": {"path": str(tiny_model), "dtype": "float32"}, "scheduler": "my_policy:Mine"}
+    with Engine.from_config(RunConfig.from_dict(data, folder=tmp_path)) as engine:
+        assert engine.run.slots["scheduler"].entry.kind == "scheduling_policy"
+        assert engine.generate("the cat", SamplingParams(temperature=0, max_tokens=3))[0].finish_reason == "length"
+    (tmp_path / "no_policy.py").write_text("class Mine:\n    interface_version = 1\n")
+    with pytest.raises(PluginError, match="lacks admit"):
+        resolve(RunConfig.from_dict({**data, "scheduler": "no_policy:Mine"}, folder=tmp_path))
+
+
 @pytest.mark.parametrize("stated", ["interface_version = 2", "pass"])
 def test_rule_3_wrong_interface_version(install: Install, tiny_model: Path, stated: str) -> None:
     module = f"version_{len(stated)}"

@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 from pluglm_shortest.policy import ShortestPolicy
 
-from pluglm.testing.check import Check, cases
+from pluglm.testing import Check, cases, kit
 from pluglm.testing.context import make_context
-from pluglm.testing.scheduling_policy import scheduling_policy_checks
 from pluglm.testing.simulation import Job, world
 
 
-@pytest.mark.parametrize("check", **cases(scheduling_policy_checks(ShortestPolicy)))
+@pytest.mark.parametrize("check", **cases(kit("scheduling_policy")(ShortestPolicy)))
 def test_contract(check: Check) -> None:
     check.run()
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from pluglm.assembly.building import build
 from pluglm.assembly.resolving import ResolvedRun, resolve
@@ -21,6 +22,7 @@ from pluglm.kernel.sampling_params import SamplingParams
 from pluglm.outputs import Prompt, RequestOutput, StreamChunk
 from pluglm.prompts import prompt_token_ids
 
+ChunkStream = Generator[StreamChunk, None, None]
 Params = SamplingParams | Sequence[SamplingParams] | None
 
 
@@ -36,10 +38,10 @@ class Engine:
         self.run: ResolvedRun = resolve(config)
         self._core = EngineCore(build(self.run, default_services(), progress))
         self._lock = threading.RLock()
-        self._outputs: dict[str, RequestOutput] = {}
         self._inboxes: dict[str, list[Event]] = {}
         self._next_id = 0
-        self._closed = False
+        self._closed = self._is_stepping = False
+        self._to_cancel: list[str] = []  # asked for while a step was on its way, on the step's own thread
         self._core.parts.hooks.call("run_started", plan=self.run.plan())
 
     @classmethod
@@ -80,26 +82,51 @@ class Engine:
             params = params or self.run.config.sampling
             token_ids = prompt_token_ids(prompt, self.tokenizer)
             if request_id is None:
-                request_id, self._next_id = f"request-{self._next_id}", self._next_id + 1
+                request_id = self._new_id()
+            elif request_id in self._inboxes:
+                raise RequestError(
+                    f"request '{request_id}': this id is in use until its events are read; choose another"
+                )
             request = self._core.add(request_id, token_ids, params, priority=priority, tenant=tenant)
             self._inboxes[request_id] = []
             return request
 
+    def _new_id(self) -> str:
+        while (request_id := f"request-{self._next_id}") in self._inboxes:
+            self._next_id += 1
+        self._next_id += 1
+        return request_id
+
     def cancel(self, request_id: str) -> bool:
         """End a request; its last event has finish_reason `cancelled`. False when it is not running."""
         with self._lock:
-            return self._core.cancel(request_id)
+            if not self._is_stepping:
+                return self._core.cancel(request_id)
+            self._to_cancel.append(request_id)
+            return self._core.is_live(request_id)
 
     def step(self) -> None:
         """Advance every request once and deliver the events to whoever waits for them."""
         with self._lock:
             self._check_open()
-            for event in self._core.step():
-                if (inbox := self._inboxes.get(event.request_id)) is not None:
-                    inbox.append(event)
+            self._is_stepping = True
+            try:
+                self._deliver(self._core.step())
+            finally:
+                self._is_stepping = False
+            while self._to_cancel:
+                self._core.cancel(self._to_cancel.pop())
+
+    def _deliver(self, events: list[Event]) -> None:
+        for event in events:
+            if (inbox := self._inboxes.get(event.request_id)) is not None:
+                inbox.append(event)
 
     def events(self, request_id: str) -> Iterator[Event]:
-        """The events of a request as they come, up to its terminal one. Drives the engine while it waits."""
+        """The events of a request as they come, up to its terminal one. Drives the engine while it waits.
+
+        Raises RequestError when there is no such request, or its events were read already.
+        """
         try:
             while True:
                 for event in self._take(request_id):
@@ -112,7 +139,9 @@ class Engine:
     def _take(self, request_id: str) -> list[Event]:
         """Waiting events of one request; steps the engine once when there are none."""
         with self._lock:
-            inbox = self._inboxes[request_id]
+            inbox = self._inboxes.get(request_id)
+            if inbox is None:
+                raise RequestError(f"request '{request_id}': there is none of this id, or its events were read already")
             if not inbox:
                 self.step()
             taken, self._inboxes[request_id] = list(inbox), []
@@ -122,12 +151,21 @@ class Engine:
         """Nobody reads this request any more: cancel it if it still runs."""
         with self._lock:
             if self._inboxes.pop(request_id, None) is not None and not self._closed:
-                self._core.cancel(request_id)
+                self.cancel(request_id)
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Iterator[StreamChunk]:
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> ChunkStream:
         """Chunks of one request as they come; leaving the loop early cancels it. Raises RequestError when refused."""
-        request_id = self.submit(prompt, params, **options)
-        return (_chunk(event) for event in self.events(request_id))
+        chunks = self._chunks(self.submit(prompt, params, **options))
+        next(chunks)  # so that it is inside its `finally` even if nobody ever asks for a chunk
+        return cast(ChunkStream, chunks)
+
+    def _chunks(self, request_id: str) -> Generator[StreamChunk | None, None, None]:
+        """None at once, then the chunks; the request is cancelled when this is closed early."""
+        try:
+            yield None
+            yield from map(_chunk, self.events(request_id))
+        finally:
+            self._drop(request_id)
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt], params: Params = None, *, progress: Progress = _silent
@@ -137,15 +175,23 @@ class Engine:
         prompts: a string, {"prompt_token_ids": [...]}, a list of chat messages, or a list of those. params: one for
         all, one each, or None for the config's `sampling`.
         """
+        return self._generate(prompts, params, progress, threading.Event())
+
+    def _generate(
+        self, prompts: Prompt | Sequence[Prompt], params: Params, progress: Progress, unwanted: threading.Event
+    ) -> list[RequestOutput]:
+        """generate, given up once `unwanted` is set."""
         todo = _as_list(prompts)
         each = _params_list(params, len(todo), self.run.config.sampling)
-        outputs = [self._start(prompt, one) for prompt, one in zip(todo, each, strict=True)]
-        live = {output.request_id: output for output in outputs if output.finish_reason is None}
+        outputs: list[RequestOutput] = []
         try:
-            self._finish(live, progress, len(outputs))
+            for prompt, one in zip(todo, each, strict=True):
+                outputs.append(self._start(prompt, one))
+            self._finish(outputs, progress, unwanted)
         finally:
-            for request_id in live:
-                self._drop(request_id)
+            for output in outputs:
+                if output.request_id:
+                    self._drop(output.request_id)
         return outputs
 
     def _start(self, prompt: Prompt, params: SamplingParams) -> RequestOutput:
@@ -157,18 +203,19 @@ class Engine:
             return RequestOutput("", [], finish_reason="error", error=str(failure))
         return RequestOutput(request.request_id, list(request.prompt_token_ids), seed=request.seed)
 
-    def _finish(self, live: dict[str, RequestOutput], progress: Progress, total: int) -> None:
-        waiting = dict(live)
-        progress("generating", total - len(waiting), total)
-        while waiting:
-            for request_id in list(waiting):
-                for event in self._waiting_events(request_id):
-                    waiting[request_id].add(event)
-                if waiting[request_id].finish_reason is not None:
-                    del waiting[request_id]
-                    progress("generating", total - len(waiting), total)
-            if waiting:
-                self.step()
+    def _finish(self, outputs: list[RequestOutput], progress: Progress, unwanted: threading.Event) -> None:
+        waiting = [output for output in outputs if output.finish_reason is None]
+        progress("generating", len(outputs) - len(waiting), len(outputs))
+        while waiting and not unwanted.is_set():
+            for output in list(waiting):
+                for event in self._waiting_events(output.request_id):
+                    output.add(event)
+                if output.finish_reason is not None:
+                    waiting.remove(output)
+                    progress("generating", len(outputs) - len(waiting), len(outputs))
+            with self._lock:
+                if waiting and not self._closed:  # closing it left the last events to be read
+                    self.step()
 
     def _waiting_events(self, request_id: str) -> list[Event]:
         with self._lock:
@@ -176,22 +223,23 @@ class Engine:
             return taken
 
     async def agenerate(self, prompts: Prompt | Sequence[Prompt], params: Params = None) -> list[RequestOutput]:
-        """generate, without blocking the event loop."""
-        return await asyncio.to_thread(self.generate, prompts, params)
+        """generate, without blocking the event loop; cancelling the task cancels the requests."""
+        unwanted = threading.Event()
+        try:
+            return await asyncio.to_thread(self._generate, prompts, params, _silent, unwanted)
+        finally:
+            unwanted.set()
 
     async def astream(
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Any
     ) -> AsyncIterator[StreamChunk]:
         """stream, without blocking the event loop; closing the iterator cancels the request."""
-        request_id = await asyncio.to_thread(self.submit, prompt, params, **options)
+        chunks = await asyncio.to_thread(self.stream, prompt, params, **options)
         try:
-            while True:
-                for event in await asyncio.to_thread(self._take, request_id):
-                    yield _chunk(event)
-                    if event.finish_reason is not None:
-                        return
+            while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
+                yield chunk
         finally:
-            self._drop(request_id)
+            await asyncio.to_thread(_close, chunks)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -202,7 +250,7 @@ class Engine:
         with self._lock:
             if not self._closed:
                 self._closed = True
-                self._core.close()
+                self._deliver(self._core.close())
 
     def __enter__(self) -> Self:
         return self
@@ -217,10 +265,17 @@ def _chunk(event: Event) -> StreamChunk:
     return StreamChunk(event.request_id, event.text, event.token_ids, event.finish_reason, event.error, event.metrics)
 
 
+def _close(chunks: ChunkStream) -> None:
+    with suppress(ValueError):  # it is at work on another thread, and ends with its last reference there
+        chunks.close()
+
+
 def _as_list(prompts: Any) -> list[Prompt]:
     """A list of prompts from one or many; a list of messages is one prompt."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
+    if not isinstance(prompts, Iterable):
+        raise RequestError(f"prompts must be a prompt or a list of them, not {type(prompts).__name__}")
     many = list(prompts)
     is_chat = bool(many) and all(isinstance(one, Mapping) and "role" in one for one in many)
     return [many] if is_chat else many
@@ -231,4 +286,6 @@ def _params_list(params: Params, count: int, default: SamplingParams) -> list[Sa
         return [params or default] * count
     if len(params) != count:
         raise RequestError(f"{len(params)} sampling params for {count} prompts; give one, or one each")
+    if wrong := [one for one in params if not isinstance(one, SamplingParams)]:
+        raise RequestError(f"sampling params must be SamplingParams, not {type(wrong[0]).__name__}")
     return list(params)

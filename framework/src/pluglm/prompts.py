@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
 
 from pluglm.kernel.errors import RequestError
-from pluglm.outputs import Prompt
+from pluglm.outputs import Message, Prompt
 
 
 def prompt_token_ids(prompt: Prompt, tokenizer: Any) -> list[int]:
@@ -19,8 +19,14 @@ def prompt_token_ids(prompt: Prompt, tokenizer: Any) -> list[int]:
     if isinstance(prompt, Mapping):
         if set(prompt) != {"prompt_token_ids"}:
             raise RequestError(f"a prompt mapping holds only 'prompt_token_ids', not {sorted(map(str, prompt))}")
-        return list(prompt["prompt_token_ids"])
+        token_ids = prompt["prompt_token_ids"]
+        if isinstance(token_ids, str) or not isinstance(token_ids, Iterable):
+            raise RequestError(f"prompt_token_ids must be a list of token ids, not {type(token_ids).__name__}")
+        return list(token_ids)
+    if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray):
+        forms = "a string, {'prompt_token_ids': [...]} or a list of messages"
+        raise RequestError(f"a prompt is {forms}, not {type(prompt).__name__}")
     from pluglm.text.chat_template import render_chat  # jinja2 is only needed for chats
 
-    text = render_chat(tokenizer, prompt, add_generation_prompt=True)
+    text = render_chat(tokenizer, cast(Sequence[Message], prompt), add_generation_prompt=True)
     return list(tokenizer.encode(text, add_special_tokens=False))

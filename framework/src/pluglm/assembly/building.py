@@ -142,11 +142,12 @@ class _Builder:
         built: Mapping[str, Any],
         make_linear: LinearFactory | None,
     ) -> ModelRunner:
-        """Weights, then KV memory. Attention is watched, so that a failure inside a step carries its name."""
+        """Weights, then KV memory. Attention and KV are watched, so that a failure in a step carries their names."""
         model = backend.load_model(family, checkpoint, make_linear, self._progress)
         attention = CheckedAttention(built["attention"], self._names["attention"])
         store = backend.allocate_kv(built["kv"].layout, model.spec)
-        return ModelRunner(backend, model, Watched(attention, self.guard, self._names["attention"]), built["kv"], store)
+        kv: Any = Watched(built["kv"], self.guard, self._names["kv"])
+        return ModelRunner(backend, model, Watched(attention, self.guard, self._names["attention"]), kv, store)
 
     def _second_runner(self, backend: Backend, model: str, dtype: str) -> tuple[Runner, TokenizerView]:
         """Another checkpoint on the same backend, with attention and KV of the same classes but of its own."""

@@ -11,6 +11,8 @@ from pluglm.kernel.interfaces.attention import Attention
 from pluglm.kernel.interfaces.kv import KVStore
 from pluglm.kernel.interfaces.model import LayerSpec
 
+# T: tokens of the flat batch, N: query heads, K: kv heads, H: head dim
+
 
 class CheckedAttention:
     """An attention component whose output shape is checked before the model uses it."""

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pluglm.assembly.locating import locate
 from pluglm.kernel.config import RunConfig, Slot, validate
-from pluglm.kernel.errors import IncompatibleError, PluginError, PluglmError
+from pluglm.kernel.errors import ComponentFailure, IncompatibleError, PluginError, PluglmError
 from pluglm.kernel.interfaces.component import Capabilities
 from pluglm.kernel.registry import Entry, load
 
@@ -43,7 +43,8 @@ class Resolved:
         try:
             return self.cls(self.config, *context)
         except PluglmError as error:
-            raise type(error)(f"{self.entry} cannot be built: {error}") from error
+            kind = PluginError if isinstance(error, ComponentFailure) else type(error)
+            raise kind(f"{self.entry} cannot be built: {error}") from error
         except Exception as error:  # a plugin's constructor may raise anything
             cause = " ".join(f"{type(error).__name__}: {error}".split())
             raise PluginError(f"{self.entry} cannot be built: {cause}") from error
@@ -112,11 +113,25 @@ def resolve(config: RunConfig) -> ResolvedRun:
 
 def _resolve_slot(kinds: tuple[str, ...], slot: Slot, config: RunConfig, path: tuple[str, ...]) -> Resolved:
     try:
-        entry = locate(kinds, slot.use, config.folder)
-        cls = load(entry)
+        entry, cls = _load(kinds, slot.use, config)
     except PluginError as error:
         raise PluginError(f"{config.source}: {'.'.join(path)}: {error}") from error
     return Resolved(entry, cls, validate(cls.Config, slot.options, config.source, path))
+
+
+def _load(kinds: tuple[str, ...], name: str, config: RunConfig) -> tuple[Entry, type[Any]]:
+    """The entry and its class. A MODULE:CLASS states no kind, so it is of the first kind whose interface it has."""
+    entry = locate(kinds, name, config.folder)
+    possible = [entry] if entry.distribution is not None else [replace(entry, kind=kind) for kind in kinds]
+    errors: list[PluginError] = []
+    for one in possible:
+        try:
+            return one, load(one)
+        except PluginError as error:
+            errors.append(error)
+            if error.__cause__ is not None:  # it was not imported, whatever its kind
+                break
+    raise PluginError("; or else: ".join(map(str, errors)))
 
 
 def _choose(slot: str, chosen: Slot, config: RunConfig) -> tuple[Resolved, Mapping[str, str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -16,7 +16,7 @@ from pluglm.backends.threads import thread_count
 from pluglm.kernel.core import ModelInput
 from pluglm.kernel.errors import IncompatibleError
 from pluglm.kernel.interfaces.attention import Attention
-from pluglm.kernel.interfaces.backend import BackendContext
+from pluglm.kernel.interfaces.backend import Backend, BackendContext
 from pluglm.kernel.interfaces.checkpoint import Checkpoint
 from pluglm.kernel.interfaces.component import Capabilities, ComponentConfig
 from pluglm.kernel.interfaces.kv import KVLayout, KVStore
@@ -27,15 +27,15 @@ from pluglm.kv.store import TensorKVStore
 _MAX_DETERMINISTIC_THREADS = 2  # more split an elementwise kernel inside a row; see TiledRows
 
 
-class CpuBackend:
+class CpuBackend(Backend):
     """Runs on the host in float32, bfloat16 or (slow on most CPUs) float16.
 
     Deterministic mode is float32 with rows in tiles of one shape, on one or two threads: then a row's bits depend on
     nothing but its own sequence. Loading and executing set torch's thread count and put the old one back.
     """
 
-    Config: ClassVar[type[ComponentConfig]] = ComponentConfig
-    interface_version: ClassVar[int] = 1
+    interface_version = 1
+    Config = ComponentConfig
     device = "cpu"
 
     def __init__(self, config: ComponentConfig, context: BackendContext) -> None:

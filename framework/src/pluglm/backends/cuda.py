@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -16,7 +16,7 @@ from pluglm.backends.threads import thread_count
 from pluglm.kernel.core import ModelInput
 from pluglm.kernel.errors import PluginError
 from pluglm.kernel.interfaces.attention import Attention
-from pluglm.kernel.interfaces.backend import BackendContext
+from pluglm.kernel.interfaces.backend import Backend, BackendContext
 from pluglm.kernel.interfaces.checkpoint import Checkpoint
 from pluglm.kernel.interfaces.component import Capabilities, ComponentConfig
 from pluglm.kernel.interfaces.kv import KVLayout, KVStore
@@ -31,11 +31,11 @@ class CudaConfig(ComponentConfig):
     index: int = Field(default=0, ge=0)
 
 
-class CudaBackend:
+class CudaBackend(Backend):
     """Runs on one GPU with torch's own kernels; logits stay on the device. num_threads governs its work on the host."""
 
-    Config: ClassVar[type[ComponentConfig]] = CudaConfig
-    interface_version: ClassVar[int] = 1
+    interface_version = 1
+    Config = CudaConfig
 
     def __init__(self, config: CudaConfig, context: BackendContext) -> None:
         if reason := self.unavailable():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import torch
 from pydantic import Field
@@ -12,12 +12,14 @@ from pluglm.backends.fake_model import FakeKVStore, FakeModel, hashed_logits, pr
 from pluglm.backends.threads import thread_count
 from pluglm.kernel.core import ModelInput, Segment
 from pluglm.kernel.interfaces.attention import Attention
-from pluglm.kernel.interfaces.backend import BackendContext
+from pluglm.kernel.interfaces.backend import Backend, BackendContext
 from pluglm.kernel.interfaces.checkpoint import Checkpoint
 from pluglm.kernel.interfaces.component import Capabilities, ComponentConfig
 from pluglm.kernel.interfaces.kv import KVLayout, KVStore
 from pluglm.kernel.interfaces.model import LinearFactory, Model, ModelSpec
 from pluglm.kernel.interfaces.services import Progress
+
+# T: tokens of the flat batch, R: rows with logits, P: tokens of a prefix
 
 
 class FakeConfig(ComponentConfig):
@@ -28,15 +30,15 @@ class FakeConfig(ComponentConfig):
     memory_bytes: int = Field(default=1 << 30, ge=0)
 
 
-class FakeBackend:
+class FakeBackend(Backend):
     """Writes (token id, position) into the KV slots and reads each sequence back through its block table.
 
     A row's logits are a hash of all it reads, so a stale, shifted or foreign block changes the output. The attention
     is built but never called, which the tag `attention:unused` declares; the dtype only sizes the KV budget.
     """
 
-    Config: ClassVar[type[ComponentConfig]] = FakeConfig
-    interface_version: ClassVar[int] = 1
+    interface_version = 1
+    Config = FakeConfig
     device = "cpu"
 
     def __init__(self, config: FakeConfig, context: BackendContext) -> None:

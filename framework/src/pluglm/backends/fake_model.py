@@ -13,7 +13,7 @@ from pluglm.kernel.errors import ComponentFailure
 from pluglm.kernel.interfaces.kv import KVLayout
 from pluglm.kernel.interfaces.model import AttentionCall, ModelSpec
 
-# S: slots, P: tokens of a prefix, R: rows with logits, V: vocabulary
+# S: slots, P: tokens of a prefix, R: rows with logits, D: hidden size, V: vocabulary
 
 WINNER_LOGITS = (8.0, 6.0, 4.0, 2.0)  # all other tokens stay below 1
 _NOISE_STEPS = 1021  # a prime, so that noise repeats with no power of two

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch.nn import functional as F  # noqa: N812 - torch's own name for it
+from torch.nn import functional
 
 # N: output features, K: input features
 
@@ -18,7 +18,7 @@ class DenseLinear:
         self._bias_N = bias_N
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self._weight_NK, self._bias_N)
+        return functional.linear(x, self._weight_NK, self._bias_N)
 
 
 class PackedLinear:

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_
 from pydantic import BaseModel, ValidationError
 from pydantic_core import to_jsonable_python
 
+from pluglm.assembly.locating import locate
 from pluglm.cli import exits
 from pluglm.cli.plugin_list import require_kind
 from pluglm.cli.terminal import new_table, print_on
 from pluglm.cli.yaml_line import one_line_yaml
 from pluglm.kernel.errors import PluginError
-from pluglm.kernel.registry import Entry, find, load
+from pluglm.kernel.registry import Entry, load
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 def print_plugin(kind: str, name: str) -> int:
     """Its card on stdout. A component that cannot be loaded is a card with its error, and exit code 2."""
     require_kind(kind)
-    entry = find((kind,), name)
+    entry = locate((kind,), name, None)
     rows = list(_origin(entry))
     try:
         cls = load(entry)

@@ -6,10 +6,10 @@ is what plain sampling with the same seed gives, whatever a drafter proposes.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from operator import index
 from typing import Any
 
 import numpy as np
@@ -98,7 +98,7 @@ class Drawer:
 
     def _checked(self, drawn: list[int], logits_RV: torch.Tensor) -> list[int]:
         """The sampler's ids, or ComponentFailure when it returned something that could never be a draw."""
-        tokens = [index(token) for token in drawn]
+        tokens = [operator.index(token) for token in drawn]
         num_rows, width = logits_RV.shape
         if len(tokens) != num_rows:
             raise ComponentFailure(self._names["sampler"], f"returned {len(tokens)} tokens for {num_rows} rows")
@@ -155,6 +155,13 @@ def _mask_window(logits_RV: torch.Tensor, window: Window, matcher: Matcher) -> N
         if matcher.terminated:
             break
     matcher.rollback(num_accepted)
+
+
+def follow(matcher: Matcher, token: int) -> bool:
+    """Advance a grammar by a committed token; whether it has come to its end."""
+    if not matcher.accept(token):
+        raise ValueError(f"refused token {token}, which its mask allowed")
+    return bool(matcher.terminated)
 
 
 def _logprobs(raw_V: torch.Tensor, token: int, num_top: int) -> TokenLogprobs:

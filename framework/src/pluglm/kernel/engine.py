@@ -14,11 +14,10 @@ import torch
 
 from pluglm.kernel import admission, drafting
 from pluglm.kernel.core import Event, FinishReason, PlanItem, Request, Sequence, Status, StepPlan, StepView
-from pluglm.kernel.drawing import Drawer, Drawn, Window
+from pluglm.kernel.drawing import Drawer, Drawn, Window, follow
 from pluglm.kernel.errors import ComponentFailure, RequestError
 from pluglm.kernel.guard import Watched
 from pluglm.kernel.interfaces.drafter import Drafter
-from pluglm.kernel.interfaces.grammar import Matcher
 from pluglm.kernel.interfaces.kv import KVManager, KVTransaction
 from pluglm.kernel.interfaces.scheduler import SchedulingPolicy
 from pluglm.kernel.interfaces.services import TextStream
@@ -53,7 +52,7 @@ class EngineCore:
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
-        self.kv: KVManager = Watched(parts.runner.kv, parts.guard, parts.names["kv"])  # type: ignore[assignment]
+        self.kv: KVManager = parts.runner.kv
         self._drawer = Drawer(parts.sampler, self._attempt, parts.names, parts.tokenizer.vocab_size)
         self._running: dict[int, Sequence] = {}
         self._waiting: dict[int, Sequence] = {}
@@ -99,6 +98,9 @@ class EngineCore:
             self._finish(sequence, "cancelled")
         return sequence is not None
 
+    def is_live(self, request_id: str) -> bool:
+        return request_id in self._by_request
+
     def step(self) -> list[Event]:
         """Advance every request as the scheduler sees fit. Never raises for what a plugin does."""
         started = self.now()
@@ -137,11 +139,7 @@ class EngineCore:
         return events
 
     def _attempt(
-        self,
-        slot: str,
-        touched: Iterable[Sequence],
-        call: Callable[[], ResultT],
-        undo: Callable[[], None] | None = None,
+        self, slot: str, touched: Iterable[Sequence], call: Callable[[], ResultT], undo: Callable[[], Any] = tuple
     ) -> ResultT | None:
         """call() under the guard; when the component fails (None), so do the requests it touched, and nothing else."""
         try:
@@ -150,8 +148,7 @@ class EngineCore:
             said = failure if isinstance(failure, ComponentFailure) else f"{self.parts.names[slot]} raised {failure}"
             reason = " ".join(str(said).split())
             logger.warning("%s", reason)
-            if undo is not None:
-                undo()
+            undo()
             for sequence in list(touched):
                 self._finish(sequence, "error", error=reason)
             return None
@@ -178,9 +175,8 @@ class EngineCore:
         if drafter is None or not asked:
             return
         touched = [self._running[one.sequence_id] for one in asked]
-        answers = self._attempt(
-            "drafter", touched, lambda: drafting.ask(drafter, asked, self.parts.tokenizer.vocab_size)
-        )
+        ask = partial(drafting.ask, drafter, asked, self.parts.tokenizer.vocab_size)
+        answers = self._attempt("drafter", touched, ask)
         for sequence, answer in zip(touched, answers or [], strict=False):
             if isinstance(answer, str):
                 self._finish(sequence, "error", error=f"{self.parts.names['drafter']} {answer}")
@@ -210,8 +206,7 @@ class EngineCore:
         self.parts.hooks.call("step_planned", view=view, plan=plan)
         self._apply(plan)
         self._watch_progress(plan)
-        items = [pair for item, room in zip(plan.items, held, strict=True) if (pair := self._planned(item, room))]
-        return _Step(items, copies)
+        return _Step([pair for pair in map(self._planned, plan.items, held) if pair is not None], copies)
 
     def _held_tokens(self, sequence_id: int) -> int:
         """Tokens that a sequence's committed KV has room for."""
@@ -259,6 +254,7 @@ class EngineCore:
         self._idle_steps = 0 if plan.items else self._idle_steps + 1
         if self._idle_steps >= MAX_IDLE_STEPS:
             reason = f"{self.parts.names['scheduler']} planned nothing in {MAX_IDLE_STEPS} steps with work waiting"
+            self._idle_steps = 0
             for sequence in list(self._by_request.values()):
                 self._finish(sequence, "error", error=reason)
 
@@ -336,7 +332,7 @@ class EngineCore:
         """Why the request is over after this token: a stop beats the length limit that the same token reaches."""
         params = sequence.request.params
         matcher = sequence.matcher
-        terminated = matcher is not None and self._attempt("grammar", [sequence], partial(_follow, matcher, token))
+        terminated = matcher is not None and self._attempt("grammar", [sequence], partial(follow, matcher, token))
         if terminated is None:
             return "error", None
         if stopped is not None:
@@ -401,10 +397,3 @@ class EngineCore:
 
         if self._change_kv("kv", (), release) is None:
             self._held_back = held  # tried again with the next step
-
-
-def _follow(matcher: Matcher, token: int) -> bool:
-    """Advance a grammar by a committed token; whether it has come to its end."""
-    if not matcher.accept(token):
-        raise ValueError(f"refused token {token}, which its mask allowed")
-    return bool(matcher.terminated)

@@ -31,7 +31,7 @@ class HookSpecs:
 
     @hookspec
     def run_started(self, plan: Mapping[str, Any]) -> None:
-        """The engine is ready. plan: slot -> distribution, version, class, config of what fills it; a dict of JSON data."""
+        """The engine is ready. plan: JSON data, slot -> distribution, version, class and config of what fills it."""
 
     @hookspec
     def request_admitted(self, request: Request) -> None:

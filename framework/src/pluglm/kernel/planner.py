@@ -5,9 +5,9 @@ The policy states preferences; every KV change, budget and progress rule is deci
 
 from __future__ import annotations
 
+import operator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from operator import index
 
 from pluglm.kernel.core import Budget, PlanItem, RequestView, StepPlan, StepView
 from pluglm.kernel.errors import KVExhausted
@@ -86,7 +86,7 @@ class PolicyScheduler:
         return True
 
     def _share(self, draft: _Draft, request: RequestView) -> int:
-        wanted = index(self.policy.share(draft.view, request, draft.tokens_left))
+        wanted = operator.index(self.policy.share(draft.view, request, draft.tokens_left))
         return min(wanted, request.num_pending, draft.tokens_left)
 
     def _make_room(self, draft: _Draft, request: RequestView, need: Need) -> bool:

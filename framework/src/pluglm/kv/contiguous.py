@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
-
 from pydantic import Field
 
-from pluglm.kernel.interfaces.component import BuildContext, Capabilities, ComponentConfig
+from pluglm.kernel.interfaces.component import BuildContext, ComponentConfig
 from pluglm.kernel.interfaces.kv import KVLayout
 from pluglm.kv.manager import BlockManager, fitting_blocks
 
@@ -27,8 +25,8 @@ class ContiguousKV(BlockManager):
     A fork shares the region until one side extends, which then copies all of it.
     """
 
-    Config: ClassVar[type[ComponentConfig]] = ContiguousKVConfig
-    interface_version: ClassVar[int] = 1
+    interface_version = 1
+    Config = ContiguousKVConfig
 
     def __init__(self, config: ContiguousKVConfig, context: BuildContext) -> None:
         region_tokens = config.region_tokens or context.max_model_len
@@ -41,7 +39,3 @@ class ContiguousKV(BlockManager):
             context.kv_bytes,
         )
         super().__init__(KVLayout(num_blocks=num_regions, block_size=region_tokens), max_blocks_per_sequence=1)
-
-    @classmethod
-    def capabilities(cls, config: Any) -> Capabilities:
-        return Capabilities()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pluglm.kernel.errors import PluginError
-from pluglm.kernel.interfaces.kv import Capacity, KVLayout
+from pluglm.kernel.interfaces.kv import Capacity, KVLayout, KVManager
 from pluglm.kv.books import Books
 from pluglm.kv.transaction import BlockTransaction
 
 
-class BlockManager:
+class BlockManager(KVManager):
     """A pool of equal blocks with tables, sharing and copy on write; subclasses choose size and number of blocks."""
 
     def __init__(self, layout: KVLayout, max_blocks_per_sequence: int) -> None:

@@ -5,11 +5,9 @@ The block tables and the copy on write are those of PagedAttention (Kwon et al.,
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
-
 from pydantic import Field
 
-from pluglm.kernel.interfaces.component import BuildContext, Capabilities, ComponentConfig
+from pluglm.kernel.interfaces.component import BuildContext, ComponentConfig
 from pluglm.kernel.interfaces.kv import KVLayout
 from pluglm.kv.manager import BlockManager, fitting_blocks
 
@@ -24,8 +22,8 @@ class PagedKVConfig(ComponentConfig):
 class PagedKV(BlockManager):
     """Any free block serves any sequence, so only the last block of a sequence is partly unused."""
 
-    Config: ClassVar[type[ComponentConfig]] = PagedKVConfig
-    interface_version: ClassVar[int] = 1
+    interface_version = 1
+    Config = PagedKVConfig
 
     def __init__(self, config: PagedKVConfig, context: BuildContext) -> None:
         per_sequence = -(-context.max_model_len // config.block_size)
@@ -38,7 +36,3 @@ class PagedKV(BlockManager):
             context.kv_bytes,
         )
         super().__init__(KVLayout(num_blocks=num_blocks, block_size=config.block_size), num_blocks)
-
-    @classmethod
-    def capabilities(cls, config: Any) -> Capabilities:
-        return Capabilities()

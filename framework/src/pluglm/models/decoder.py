@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pluglm.kernel.interfaces.checkpoint import Checkpoint
     from pluglm.kernel.interfaces.model import AttentionCall, ModelContext, ModelSpec
 
-# T: rows of the batch, R: rows with logits, D: hidden size, V: vocabulary, H: head dim
+# T: rows of the batch, R: rows with logits, D: hidden size, V: vocabulary, N: query heads, K: kv heads, H: head dim
 
 
 class Decoder(ABC):

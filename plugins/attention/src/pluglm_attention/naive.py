@@ -6,12 +6,12 @@ In deterministic runs it computes the same in tiles of one shape; see pluglm_att
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
 from pluglm.kernel.core import Segment
-from pluglm.kernel.interfaces.attention import AttentionBatch
+from pluglm.kernel.interfaces.attention import Attention, AttentionBatch
 from pluglm.kernel.interfaces.component import BuildContext, Capabilities, ComponentConfig
 from pluglm.kernel.interfaces.kv import KVStore
 from pluglm.kernel.interfaces.model import LayerSpec
@@ -31,14 +31,14 @@ class NaivePlan:
     parts: tuple[tuple[Segment, torch.Tensor], ...]
 
 
-class NaiveAttention:
+class NaiveAttention(Attention):
     """Does everything that a LayerSpec can ask for, in float32 whatever the run's dtype; slow on purpose.
 
     Batch invariant in deterministic runs: a row has the same bits in every batch, chunking and block size.
     """
 
-    Config: ClassVar[type[ComponentConfig]] = ComponentConfig
-    interface_version: ClassVar[int] = 1
+    interface_version = 1
+    Config = ComponentConfig
 
     def __init__(self, config: ComponentConfig, context: BuildContext) -> None:
         self._attend = tiled_attention if context.deterministic else plain_attention

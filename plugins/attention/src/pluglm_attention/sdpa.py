@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from pluglm.kernel.errors import IncompatibleError
-from pluglm.kernel.interfaces.attention import AttentionBatch
+from pluglm.kernel.interfaces.attention import Attention, AttentionBatch
 from pluglm.kernel.interfaces.component import BuildContext, Capabilities, ComponentConfig
 from pluglm.kernel.interfaces.kv import KVStore
 from pluglm.kernel.interfaces.model import LayerSpec
@@ -27,15 +27,15 @@ class SdpaPlan:
     parts: dict[int | None, tuple[Part, ...]]
 
 
-class SdpaAttention:
+class SdpaAttention(Attention):
     """FlashAttention (Dao et al., 2022, arXiv:2205.14135) as torch ships it, with the query heads of a kv head grouped
     as rows or as a broadcast batch: torch's own enable_gqa copies keys, and is slow in bfloat16 on a CPU.
 
     Refuses models with a soft cap, which torch cannot apply, and deterministic runs.
     """
 
-    Config: ClassVar[type[ComponentConfig]] = ComponentConfig
-    interface_version: ClassVar[int] = 1
+    interface_version = 1
+    Config = ComponentConfig
 
     def __init__(self, config: ComponentConfig, context: BuildContext) -> None:
         if capped := [layer.index for layer in context.spec.layers if layer.soft_cap is not None]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import torch
-from torch.nn import functional as F  # noqa: N812 - torch's own name for it
+from torch.nn import functional
 
 from pluglm.kernel.interfaces.model import LayerSpec
 from pluglm_attention.scores import capped, visible
+from pluglm_attention.slots import first_visible_key
 
 # Q: queries of one segment, S: its keys, N: query heads, K: kv heads, G: query heads of a kv head, H: head dim
 # A: rows of a query tile, B: keys of a key tile, M = G * A: rows of one kv head's product
@@ -40,7 +41,7 @@ def tiled_attention(
 def _padded(x: torch.Tensor, before: int, multiple: int) -> torch.Tensor:
     """x with `before` zero rows in front and as many behind as make the count a multiple."""
     after = -(before + x.shape[0]) % multiple
-    return F.pad(x, (0, 0, 0, 0, before, after)).contiguous()
+    return functional.pad(x, (0, 0, 0, 0, before, after)).contiguous()
 
 
 def _query_tile(
@@ -54,12 +55,13 @@ def _query_tile(
     total_KM1 = torch.zeros_like(top_KM1)
     sum_KMH = torch.zeros_like(q_KMH)
     rows_A = torch.arange(position, position + QUERY_TILE, device=q_ANH.device)
-    for first_key in range(_first_tile(position, layer.window), position + QUERY_TILE, KEY_TILE):
+    first_tile = first_visible_key(position, layer.window) // KEY_TILE * KEY_TILE
+    for first_key in range(first_tile, position + QUERY_TILE, KEY_TILE):
         k_KBH, v_KBH = (x[first_key : first_key + KEY_TILE].transpose(0, 1).contiguous() for x in (k_BKH, v_BKH))
         mask_AB = visible(rows_A, torch.arange(first_key, first_key + KEY_TILE, device=rows_A.device), layer.window)
         scores_KMB = capped(torch.bmm(q_KMH, k_KBH.transpose(1, 2)) * layer.scale, layer.soft_cap)
-        hidden_MB = ~mask_AB.repeat(q_KMH.shape[1] // QUERY_TILE, 1)
-        scores_KMB = scores_KMB.masked_fill(hidden_MB, float("-inf"))
+        masked_MB = ~mask_AB.repeat(q_KMH.shape[1] // QUERY_TILE, 1)
+        scores_KMB = scores_KMB.masked_fill(masked_MB, float("-inf"))
         new_top_KM1 = torch.maximum(top_KM1, scores_KMB.amax(dim=-1, keepdim=True))
         weights_KMB = torch.exp(scores_KMB - new_top_KM1)
         shrink_KM1 = torch.exp(top_KM1 - new_top_KM1)
@@ -68,9 +70,3 @@ def _query_tile(
         top_KM1 = new_top_KM1
     out_KGAH = (sum_KMH / total_KM1).view(num_kv_heads, -1, QUERY_TILE, head_dim)
     return out_KGAH.permute(2, 0, 1, 3).reshape(q_ANH.shape)
-
-
-def _first_tile(position: int, window: int | None) -> int:
-    """The first key tile that the tile's first row sees anything of."""
-    first_key = 0 if window is None else max(0, position - window + 1)
-    return first_key // KEY_TILE * KEY_TILE

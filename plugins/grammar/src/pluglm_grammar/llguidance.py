@@ -8,12 +8,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher, LLParserLimits
 from pydantic import Field
 
-from pluglm.kernel.interfaces.component import Capabilities, ComponentConfig
+from pluglm.kernel.interfaces.component import ComponentConfig
+from pluglm.kernel.interfaces.grammar import Grammar
 from pluglm_grammar.matcher import LlguidanceMatcher
 from pluglm_grammar.messages import one_line
 from pluglm_grammar.source import Source, build_grammar, read_source, refusal
@@ -44,15 +45,15 @@ class LlguidanceConfig(ComponentConfig):
     cached_grammars: int = Field(default=64, ge=0)
 
 
-class LlguidanceGrammar:
+class LlguidanceGrammar(Grammar):
     """Kinds: `json_schema` (dict, JSON text or true) and `regex` (Rust syntax, the whole text must match).
 
     Object keys come in the order of the schema. A keyword that llguidance cannot follow is refused; of `format`, which
     JSON Schema leaves an annotation, the usual shape is followed (a host name or a time may still be impossible).
     """
 
-    Config: ClassVar[type[ComponentConfig]] = LlguidanceConfig
     interface_version = 1
+    Config = LlguidanceConfig
 
     def __init__(self, config: LlguidanceConfig, context: BuildContext) -> None:
         self._config = config
@@ -60,10 +61,6 @@ class LlguidanceGrammar:
         self._limits = LLParserLimits(max_items_in_row=_MAX_ITEMS_IN_ROW, verbose_errors=False)
         self._compiled: OrderedDict[Source, Any] = OrderedDict()
         self._lock = threading.Lock()
-
-    @classmethod
-    def capabilities(cls, config: LlguidanceConfig) -> Capabilities:
-        return Capabilities()
 
     def compile(self, spec: GrammarSpec) -> Matcher:
         source = read_source(spec, self._config)

@@ -18,7 +18,8 @@ from pluglm_quant.checks import require_finite, require_matrix
 from pluglm_quant.int4_packing import KernelCodes, PlainCodes
 from pluglm_quant.tiles import row_tiles, tiled_linear
 
-# R: rows, N: output features, K: input features, G: groups, n: outputs of one tile, P: inputs padded to G groups
+# R: rows, N: output features, K: input features, n: outputs of one tile
+# G: groups, g: inputs of one group, P = G * g: inputs with the padding, 2: scale and zero
 
 _KERNEL_ROWS = 64  # with more rows, dequantising once and multiplying is faster (measured on AVX-512)
 _KERNEL_GROUPS = (32, 64, 128, 256)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-# N: output features, K: input features, n: output features of one tile, B: output features of one block
+# N: output features, K: input features, J: bytes in place of 2 codes, n: output features of one tile
+# b: blocks of one tile, B: output features of one block
 
 _BLOCKS = (64, 32, 16)
 

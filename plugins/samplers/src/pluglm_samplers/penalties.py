@@ -14,7 +14,7 @@ from pluglm.kernel.interfaces.sampler import LogitsStep
 from pluglm.kernel.sampling_params import SamplingParams
 from pluglm_samplers.columns import FLOAT32, column, keep_finite
 
-# R: rows, V: vocabulary
+# R: rows, V: vocabulary, n: tokens of all histories, one after another
 
 
 class RepetitionPenalty(LogitsStep):

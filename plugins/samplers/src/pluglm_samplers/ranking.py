@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-# R: rows, V: vocabulary
+# R: rows, V: vocabulary, k: the largest of counts_R
 
 
 def keep_best(logits_RV: torch.Tensor, counts_R: torch.Tensor) -> torch.Tensor:

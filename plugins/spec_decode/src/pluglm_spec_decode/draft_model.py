@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 from pydantic import Field
 
-from pluglm.kernel.interfaces.component import BuildContext, Capabilities, ComponentConfig
-from pluglm.kernel.interfaces.drafter import DraftRequest
+from pluglm.kernel.interfaces.component import BuildContext, ComponentConfig
+from pluglm.kernel.interfaces.drafter import Drafter, DraftRequest
 from pluglm_spec_decode.draft_cache import Copies, DraftCache
 from pluglm_spec_decode.same_vocabulary import require_same_vocabulary
 
@@ -48,15 +47,15 @@ class _Proposal:
     drafts: list[int]
 
 
-class DraftModelDrafter:
+class DraftModelDrafter(Drafter):
     """One batched call of the draft model a position, after one or more that catch up with what was committed.
 
     A sequence gets no draft when it is longer than the draft model's context, or when the draft model's KV has no
     room for it (counted in `num_exhausted`).
     """
 
-    Config: ClassVar[type[ComponentConfig]] = DraftModelConfig
     interface_version = 1
+    Config = DraftModelConfig
 
     def __init__(self, config: DraftModelConfig, context: BuildContext) -> None:
         """Raises PluginError when the two models' token ids do not mean the same."""
@@ -68,10 +67,6 @@ class DraftModelDrafter:
         self._num_ids = min(tokenizer.vocab_size, context.spec.vocab_size)
         self._cache = DraftCache(self._runner.kv)
         self._proposals: dict[int, _Proposal] = {}
-
-    @classmethod
-    def capabilities(cls, config: DraftModelConfig) -> Capabilities:
-        return Capabilities()
 
     @property
     def num_exhausted(self) -> int:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 from pydantic import Field, model_validator
 
-from pluglm.kernel.interfaces.component import BuildContext, Capabilities, ComponentConfig
-from pluglm.kernel.interfaces.drafter import DraftRequest
+from pluglm.kernel.interfaces.component import BuildContext, ComponentConfig
+from pluglm.kernel.interfaces.drafter import Drafter, DraftRequest
 from pluglm_spec_decode.ngram_search import NgramIndex
 
 
@@ -26,19 +25,15 @@ class NgramConfig(ComponentConfig):
         return self
 
 
-class NgramDrafter:
+class NgramDrafter(Drafter):
     """Keeps an index per sequence, which trusts that token_ids only grows until release."""
 
-    Config: ClassVar[type[ComponentConfig]] = NgramConfig
     interface_version = 1
+    Config = NgramConfig
 
     def __init__(self, config: NgramConfig, context: BuildContext) -> None:
         self._config = config
         self._indexes: dict[int, NgramIndex] = {}
-
-    @classmethod
-    def capabilities(cls, config: NgramConfig) -> Capabilities:
-        return Capabilities()
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
         return [self._propose(request) for request in requests]

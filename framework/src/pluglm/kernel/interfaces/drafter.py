@@ -28,7 +28,7 @@ class Drafter(Component, Protocol):
         ...
 
     def observe(self, sequence_id: int, num_accepted: int, token_ids: Sequence[int]) -> None:
-        """A step committed `token_ids`, the first num_accepted of them drafted. Called for all that go on, drafted or not."""
+        """A step committed `token_ids`, the first num_accepted of them drafted. Called for all that go on."""
         ...
 
     def release(self, sequence_id: int) -> None:

@@ -24,7 +24,8 @@ class Matcher(Protocol):
     def fill_mask(self, mask_W: npt.NDArray[np.int32]) -> None:
         """Set bit t % 32 of word t // 32 for every token id that may come next, clear the others.
 
-        int32 [ceil(V / 32)], V logits wide; ids that the tokenizer lacks stay clear. The matcher does not change. A terminated matcher allows nothing.
+        int32 [ceil(V / 32)], V as in the logits; unknown ids stay clear. Nothing changes in the matcher, and a
+        terminated one allows nothing.
         """
         ...
 

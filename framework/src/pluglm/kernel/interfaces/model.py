@@ -106,7 +106,7 @@ class Model(Protocol):
 
     @classmethod
     def read_spec(cls, config: Mapping[str, Any]) -> ModelSpec:
-        """Shape from a config.json dictionary. CheckpointError names a key that is unsupported, or missing with no default."""
+        """Shape from a config.json dictionary; CheckpointError names a key that is missing or unsupported."""
         ...
 
     @classmethod
