@@ -12,17 +12,17 @@ from pluglm import Engine, RunConfig, SamplingParams
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
 
-def fake_config(model: Path, folder: Path | None = None, **slots: Any) -> RunConfig:
+def fake_config(path: Path, folder: Path | None = None, /, **slots: Any) -> RunConfig:
     """A run on the fake backend: no weights are read, tokens are a hash of what the KV store gives back."""
-    data = {"model": {"path": str(model), "dtype": "float32"}, "backend": "fake", **slots}
+    data = {"model": {"path": str(path), "dtype": "float32"}, "backend": "fake", **slots}
     return RunConfig.from_dict(data, folder=folder)
 
 
-def real_config(model: Path, folder: Path | None = None, **slots: Any) -> RunConfig:
+def real_config(path: Path, folder: Path | None = None, /, **slots: Any) -> RunConfig:
     """A run on the reference backend, in its deterministic mode."""
     engine = {"deterministic": True, "num_threads": 1, **slots.pop("engine", {})}
     data = {
-        "model": {"path": str(model), "dtype": "float32"},
+        "model": {"path": str(path), "dtype": "float32"},
         "backend": "cpu",
         "attention": "naive",
         "engine": engine,

@@ -99,11 +99,19 @@ def test_drafts_are_accepted_in_whole_runs(drafted: Engine, whole: RequestOutput
 
 
 def test_chunks_add_up_to_the_decoded_tokens(engine: Engine, whole: RequestOutput) -> None:
-    chunks = list(engine.stream(ids(*PROMPT), greedy()))
+    chunks = list(engine.stream(ids(*PROMPT), greedy(logprobs=2)))
     text = "".join(chunk.text for chunk in chunks)
     assert text == whole.text == engine.tokenizer.decode(whole.token_ids)
     assert [token for chunk in chunks for token in chunk.token_ids] == whole.token_ids
+    logprobs = [one for chunk in chunks for one in chunk.logprobs]
+    assert [(one.token_id, len(one.top)) for one in logprobs] == [(token, 2) for token in whole.token_ids]
     assert [chunk.metrics is not None for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+
+
+def test_the_last_chunk_says_what_stopped_it(engine: Engine, whole: RequestOutput) -> None:
+    token = whole.token_ids[0]
+    chunks = list(engine.stream(ids(*PROMPT), greedy(stop_token_ids=[token])))
+    assert [(chunk.finish_reason, chunk.stop) for chunk in chunks] == [("stop", token)]
 
 
 @pytest.mark.parametrize("count", range(1, COUNT))

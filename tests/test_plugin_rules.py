@@ -281,6 +281,8 @@ FAULTS = {
     "hangs": ("import time; time.sleep(3)", "gave no answer within 1 s"),
     "nan": ("return q_TNH * float('nan')", "NaN"),
     "shape": ("return q_TNH[:, :1]", "returned [3, 1, 12] where [T, N, H] is [3, 4, 12]"),
+    "dtype": ("return q_TNH.double()", "returned torch.float64 where the queries are torch.float32"),
+    "nothing": ("return None", "returned NoneType, not a tensor"),
 }
 
 

@@ -39,9 +39,14 @@ def test_paged_kv_of_other_block_sizes(block_size: int) -> None:
     assert report.ok, str(report)
 
 
-@pytest.mark.parametrize("check", **cases(kv_checks(ContiguousKV, ContiguousKVConfig(region_tokens=24))))
+@pytest.mark.parametrize("check", **cases(kv_checks(ContiguousKV)))
 def test_contiguous_kv(check: Check) -> None:
     check.run()
+
+
+def test_contiguous_kv_of_shorter_regions() -> None:
+    report = run_checks(kv_checks(ContiguousKV, ContiguousKVConfig(region_tokens=24)))
+    assert report.ok, str(report)
 
 
 @pytest.mark.parametrize("check", **cases(backend_checks(CpuBackend)))

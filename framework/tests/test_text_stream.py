@@ -58,11 +58,3 @@ def test_a_stop_completed_by_the_held_rest_is_found_at_the_end() -> None:
         assert stream.push(token_id).stopped is None
     assert stream.finish() == ""
     assert stream.stopped == "€"
-
-
-def test_stops_are_not_looked_for_in_the_first_min_tokens() -> None:
-    stream = TextStream(TOKENIZER, stop=["b"], min_tokens=2)
-    deltas = [stream.push(token_id) for token_id in ids_of("b", "b", "b")]
-    assert deltas == [TextDelta("b", None), TextDelta("b", None), TextDelta("", "b")]
-    short = TextStream(TOKENIZER, stop=["€"], min_tokens=9)
-    assert "".join(short.push(token_id).text for token_id in ids_of("€b")) + short.finish() == "€b"

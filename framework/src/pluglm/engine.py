@@ -55,7 +55,7 @@ class Engine:
 
     @property
     def config(self) -> RunConfig:
-        return self.run.config  # type: ignore[return-value]  # it was given to __init__ as the public class
+        return self.run.config
 
     @property
     def tokenizer(self) -> Any:
@@ -262,7 +262,16 @@ class Engine:
 
 
 def _chunk(event: Event) -> StreamChunk:
-    return StreamChunk(event.request_id, event.text, event.token_ids, event.finish_reason, event.error, event.metrics)
+    return StreamChunk(
+        request_id=event.request_id,
+        text=event.text,
+        token_ids=event.token_ids,
+        logprobs=event.logprobs,
+        finish_reason=event.finish_reason,
+        stop=event.stop,
+        error=event.error,
+        metrics=event.metrics,
+    )
 
 
 def _close(chunks: ChunkStream) -> None:

@@ -27,7 +27,10 @@ Prompt = str | PromptTokens | Sequence[Message] | Mapping[str, Sequence[int]]
 
 @dataclass(slots=True)
 class RequestOutput:
-    """One finished request. error says why when finish_reason is `error` or `refused`; metrics is None when refused."""
+    """One request, filled by `add` until finish_reason is set.
+
+    error says why when finish_reason is `error` or `refused`; metrics is None when refused.
+    """
 
     request_id: str
     prompt_token_ids: list[int]
@@ -49,13 +52,18 @@ class RequestOutput:
         self.metrics = event.metrics or self.metrics
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StreamChunk:
-    """New text and tokens of one request; the last chunk has finish_reason and metrics."""
+    """New text and tokens of one request; the last chunk has finish_reason and metrics.
+
+    logprobs: one entry a token when the params ask for them. stop: the stop string or token id that ended the request.
+    """
 
     request_id: str
     text: str
     token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: FinishReason | None = None
+    stop: str | int | None = None
     error: str | None = None
     metrics: RequestMetrics | None = None

@@ -97,8 +97,7 @@ class Raises(WrongShape):
 @pytest.mark.parametrize(("step", "what"), [(WrongShape, "returned"), (Raises, "raised KeyError: 'table'")])
 def test_a_step_that_breaks_its_contract_is_named(step: type[WrongShape], what: str) -> None:
     run: Any = SimpleNamespace(
-        resolve_component=lambda kind, name, options: (step, ComponentConfig()),
-        spec=SimpleNamespace(vocab_size=5),
+        resolve_component=lambda kind, name, options: (step, ComponentConfig()), spec=SimpleNamespace(vocab_size=5)
     )
     sampler = ChainSampler(ChainConfig.model_validate({"steps": ["odd"]}), run)
     with pytest.raises(ComponentFailure, match=f"logits_step 'odd' {what}"):

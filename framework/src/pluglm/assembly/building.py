@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -11,7 +11,7 @@ import torch
 from pluglm.assembly.checked_attention import CheckedAttention
 from pluglm.assembly.hook_calls import HookCaller
 from pluglm.assembly.locating import locate
-from pluglm.assembly.resolving import Resolved, ResolvedRun
+from pluglm.assembly.resolving import ResolvedRun
 from pluglm.kernel.config import validate
 from pluglm.kernel.core import Budget
 from pluglm.kernel.errors import CheckpointError, ConfigError, PluginError
@@ -27,6 +27,7 @@ from pluglm.kernel.registry import list_entries, load
 from pluglm.kernel.runner import ModelRunner
 
 KV_SHARE = 4  # the KV cache takes at most one part in this many of the free memory, unless the config says more
+MOST_THREADS = 1024  # far above what pays off; OpenMP ends the process when it cannot start them
 
 
 def build(run: ResolvedRun, services: Services, progress: Progress) -> Parts:
@@ -43,20 +44,21 @@ class _Builder:
     def __init__(self, run: ResolvedRun, services: Services, progress: Progress) -> None:
         self._run, self._services, self._progress = run, services, progress
         self._slots, self._config = run.slots, run.config
-        self.guard = Guard(run.config.engine.plugin_timeout_s)
+        self.guard = Guard(min(run.config.engine.plugin_timeout_s, threading.TIMEOUT_MAX))
         self._names = {slot: f"{slot} '{part.entry.name}'" for slot, part in self._slots.items()}
 
     def build(self) -> Parts:
         hooks = HookCaller({name: hook.build() for name, hook in self._run.hooks.items()})
         backend = self._backend()
-        quantizer = self._quantizer(backend)
+        make_linear = self._make_linear(backend)
         checkpoint = self._open(self._config.model.path, self._config.model.revision)
         try:
             family = self._family(checkpoint, self._config.model.family)
-            context = self._context(family.read_spec(checkpoint.config), backend, checkpoint)
+            spec = family.read_spec(checkpoint.config)
+            context = self._context(spec, backend, checkpoint, self._max_model_len(spec))
             slots = ("attention", "kv", "scheduler", "sampler", "grammar", "drafter")
             built = {slot: self._slots[slot].build(context) for slot in slots if slot in self._slots}
-            runner = self._runner(backend, family, checkpoint, built, quantizer)
+            runner = self._runner(backend, family, checkpoint, built, make_linear)
         finally:
             checkpoint.close()
         return self._parts(context, built, runner, hooks)
@@ -84,6 +86,9 @@ class _Builder:
 
     def _backend(self) -> Backend:
         part, engine = self._slots["backend"], self._config.engine
+        if engine.num_threads is not None and engine.num_threads > MOST_THREADS:
+            where = f"{self._config.source}: engine.num_threads"
+            raise ConfigError(f"{where}: {engine.num_threads} is more than {MOST_THREADS}; give at most the machine's")
         reason = part.cls.unavailable()
         if reason is not None:
             raise PluginError(f"{part.entry} cannot run on this machine: {reason}")
@@ -92,7 +97,8 @@ class _Builder:
         )
         return cast(Backend, part.build(context))
 
-    def _quantizer(self, backend: Backend) -> LinearFactory | None:
+    def _make_linear(self, backend: Backend) -> LinearFactory | None:
+        """The quantizer's factory; None leaves the backend its own plain layers."""
         part = self._slots.get("quantizer")
         if part is None:
             return None
@@ -110,14 +116,16 @@ class _Builder:
             raise CheckpointError(f"{checkpoint.path}: model_type {name!r} is not a known family; {hint}")
         return cast(type[Model], load(locate(("model",), name, self._config.folder)))
 
-    def _context(self, spec: ModelSpec, backend: Backend, checkpoint: Checkpoint) -> BuildContext:
+    def _max_model_len(self, spec: ModelSpec) -> int:
+        limit = self._config.model.max_model_len or spec.max_position
+        if limit > spec.max_position:
+            where = f"{self._config.source}: model.max_model_len"
+            raise ConfigError(f"{where}: {limit} is more than the {spec.max_position} that the model has")
+        return limit
+
+    def _context(self, spec: ModelSpec, backend: Backend, checkpoint: Checkpoint, max_model_len: int) -> BuildContext:
         config, engine = self._config, self._config.engine
         tokenizer = self._services.load_tokenizer(checkpoint)
-        limit = config.model.max_model_len or spec.max_position
-        if limit > spec.max_position:
-            raise ConfigError(
-                f"{config.source}: model.max_model_len: {limit} is more than the {spec.max_position} that the model has"
-            )
         return BuildContext(
             spec=spec,
             device=backend.device,
@@ -125,7 +133,7 @@ class _Builder:
             deterministic=engine.deterministic,
             max_num_seqs=engine.max_num_seqs,
             max_step_tokens=engine.max_step_tokens,
-            max_model_len=limit,
+            max_model_len=max_model_len,
             kv_bytes=engine.kv_memory or backend.free_memory() // KV_SHARE,
             bytes_per_token=spec.kv_values_per_token * getattr(torch, config.model.dtype).itemsize,
             tokenizer=tokenizer,
@@ -157,9 +165,9 @@ class _Builder:
         try:
             family = self._family(checkpoint, None)
             spec = family.read_spec(checkpoint.config)
-            context = self._context(spec, backend, checkpoint)
+            # A shorter context than the run's is no error: what the second model is for must do without it there.
             limit = min(spec.max_position, self._config.model.max_model_len or spec.max_position)
-            context = replace(context, max_model_len=limit)
+            context = self._context(spec, backend, checkpoint, limit)
             built = {slot: self._slots[slot].build(context) for slot in ("attention", "kv")}
             return self._runner(backend, family, checkpoint, built, None), context.tokenizer
         finally:
@@ -169,8 +177,3 @@ class _Builder:
         entry = locate((kind,), name, self._config.folder)
         cls = load(entry)
         return cls, validate(cls.Config, dict(options), self._config.source, (kind, name))
-
-
-def describe_slots(run: ResolvedRun) -> list[tuple[str, Resolved]]:
-    """Every filled slot and hook in the order a reader expects."""
-    return [*run.slots.items(), *((f"hooks.{name}", hook) for name, hook in run.hooks.items())]

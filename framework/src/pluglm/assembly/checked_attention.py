@@ -1,4 +1,4 @@
-"""Guards the model against an attention component that returns the wrong shape."""
+"""Guards the model against an attention component that returns the wrong shape or dtype."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pluglm.kernel.interfaces.model import LayerSpec
 
 
 class CheckedAttention:
-    """An attention component whose output shape is checked before the model uses it."""
+    """An attention component whose output is checked before the model uses it."""
 
     def __init__(self, attention: Attention, name: str) -> None:
         self._attention, self._name = attention, name
@@ -25,7 +25,11 @@ class CheckedAttention:
         self, layer: LayerSpec, q_TNH: torch.Tensor, k_TKH: torch.Tensor, v_TKH: torch.Tensor, plan: Any, kv: KVStore
     ) -> torch.Tensor:
         out_TNH = self._attention.run(layer, q_TNH, k_TKH, v_TKH, plan, kv)
-        if getattr(out_TNH, "shape", None) != q_TNH.shape:
-            got = list(getattr(out_TNH, "shape", [])) or type(out_TNH).__name__
-            raise ComponentFailure(self._name, f"returned {got} where [T, N, H] is {list(q_TNH.shape)}")
+        if not isinstance(out_TNH, torch.Tensor):
+            raise ComponentFailure(self._name, f"returned {type(out_TNH).__name__}, not a tensor")
+        if out_TNH.shape != q_TNH.shape:
+            shapes = f"{list(out_TNH.shape)} where [T, N, H] is {list(q_TNH.shape)}"
+            raise ComponentFailure(self._name, f"returned {shapes}")
+        if out_TNH.dtype != q_TNH.dtype:
+            raise ComponentFailure(self._name, f"returned {out_TNH.dtype} where the queries are {q_TNH.dtype}")
         return out_TNH

@@ -11,8 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pluglm.assembly.locating import locate
-from pluglm.kernel.config import RunConfig, Slot, validate
+from pluglm.assembly.run_config import RunConfig
+from pluglm.kernel.config import Slot, validate
 from pluglm.kernel.errors import ComponentFailure, IncompatibleError, PluginError, PluglmError
+from pluglm.kernel.guard import describe
 from pluglm.kernel.interfaces.component import Capabilities
 from pluglm.kernel.registry import Entry, load
 
@@ -46,8 +48,7 @@ class Resolved:
             kind = PluginError if isinstance(error, ComponentFailure) else type(error)
             raise kind(f"{self.entry} cannot be built: {error}") from error
         except Exception as error:  # a plugin's constructor may raise anything
-            cause = " ".join(f"{type(error).__name__}: {error}".split())
-            raise PluginError(f"{self.entry} cannot be built: {cause}") from error
+            raise PluginError(f"{self.entry} cannot be built: {describe(error)}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,13 +60,17 @@ class ResolvedRun:
     hooks: Mapping[str, Resolved]
     auto: Mapping[str, Mapping[str, str]]
 
+    @property
+    def parts(self) -> dict[str, Resolved]:
+        """Every filled slot, then every hook as `hooks.NAME`, in the order of the config."""
+        return {**self.slots, **{f"hooks.{name}": hook for name, hook in self.hooks.items()}}
+
     def plan(self) -> dict[str, dict[str, Any]]:
         """What fills each slot, as JSON data: two processes that print the same plan run the same components."""
-        parts = {**self.slots, **{f"hooks.{name}": hook for name, hook in self.hooks.items()}}
-        return {slot: _describe(part) for slot, part in parts.items()}
+        return {slot: _plan_entry(part) for slot, part in self.parts.items()}
 
 
-def _describe(part: Resolved) -> dict[str, Any]:
+def _plan_entry(part: Resolved) -> dict[str, Any]:
     entry, config = part.entry, part.config.model_dump(mode="json")
     digest = hashlib.sha256(part.config.model_dump_json().encode()).hexdigest()[:16]
     return {
@@ -171,11 +176,10 @@ def _check_combination(config: RunConfig, slots: Mapping[str, Resolved]) -> None
 
 
 def _capabilities(part: Resolved) -> Capabilities:
-    found: object = None
     try:
-        found = part.cls.capabilities(part.config)
+        found: object = part.cls.capabilities(part.config)
     except Exception as error:  # the plugin's own code
-        raise PluginError(f"{part.entry}: capabilities() raised {type(error).__name__}: {error}") from error
+        raise PluginError(f"{part.entry}: capabilities() raised {describe(error)}") from error
     if not isinstance(found, Capabilities):
         raise PluginError(f"{part.entry}: capabilities() must return Capabilities, not {type(found).__name__}")
     return found

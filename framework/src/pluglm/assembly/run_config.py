@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import PrivateAttr, model_validator
 
+from pluglm.assembly.strict_yaml import UnreadableYamlError, parse_yaml
 from pluglm.kernel import config as kernel_config
 from pluglm.kernel.config import validate
 from pluglm.kernel.errors import ConfigError
@@ -75,12 +75,14 @@ def _is_slot(key: str) -> bool:
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(data or {}, dict):
+    try:
+        data = parse_yaml(text)
+    except UnreadableYamlError as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}") from error
+    if data is not None and not isinstance(data, dict):
         raise ConfigError(f"{path}: the top level must be a mapping of keys, not {type(data).__name__}")
     return data or {}
 

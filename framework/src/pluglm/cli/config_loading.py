@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
+from pluglm.assembly.strict_yaml import UnreadableYamlError, parse_yaml
 from pluglm.kernel.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -36,7 +35,6 @@ def parse_overrides(sets: Sequence[str]) -> dict[str, Any]:
 
 def _parsed(text: str, value: str) -> Any:
     try:
-        return yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        reason = getattr(error, "problem", None) or str(error)
-        raise ConfigError(f"--set {text}: the value is not valid YAML ({reason}); quote it") from error
+        return parse_yaml(value)
+    except UnreadableYamlError as error:
+        raise ConfigError(f"--set {text}: the value is not valid YAML ({error}); quote it") from error

@@ -80,6 +80,7 @@ def _origin(run: ResolvedRun, key_path: str, is_given: bool, otherwise: str) -> 
     """--set when an override hit the value, something around it or something inside it; else the file, else default."""
     if not is_given:
         return otherwise
-    overridden: frozenset[str] = getattr(run.config, "overridden", frozenset())
-    hit = any(f"{key_path}.".startswith(f"{one}.") or f"{one}.".startswith(f"{key_path}.") for one in overridden)
+    hit = any(
+        f"{key_path}.".startswith(f"{one}.") or f"{one}.".startswith(f"{key_path}.") for one in run.config.overridden
+    )
     return "--set" if hit else "file"

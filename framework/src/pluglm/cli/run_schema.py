@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
 
 from pluglm.assembly.resolving import AUTO, SLOTS
-from pluglm.cli.component_schema import component_schema
+from pluglm.cli.component_schema import Schema, component_schema
 from pluglm.kernel.config import RunConfig
 from pluglm.kernel.errors import PluginError
 from pluglm.kernel.registry import Entry, find, list_entries, load
-
-Schema = dict[str, Any]
 
 
 def run_schema() -> tuple[Schema, list[str]]:

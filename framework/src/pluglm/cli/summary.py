@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO
 
-from pluglm.assembly.building import describe_slots
 from pluglm.cli.terminal import new_table, print_on
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ def components_table(run: ResolvedRun) -> Table:
     """One row per filled slot and hook: what filled it and from which package it came."""
     model = run.config.model
     table = new_table(f"model {model.path} ({model.dtype})", "slot", "component", "package", "class")
-    for slot, part in describe_slots(run):
+    for slot, part in run.parts.items():
         entry = part.entry
         package = f"{entry.distribution} {entry.version}" if entry.distribution else "loose file or module"
         table.add_row(slot, entry.name, package, entry.target)

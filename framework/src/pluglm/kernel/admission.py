@@ -40,12 +40,10 @@ def _check_ids(request: Request, parts: Parts, name: str) -> None:
         raise RequestError(f"{name}: the prompt is empty; give it at least one token")
     vocab_size = parts.tokenizer.vocab_size
     for what, ids in (("prompt", request.prompt_token_ids), ("stop_token_ids", request.params.stop_token_ids)):
-        wrong = next((one for one in ids if isinstance(one, bool) or not isinstance(one, int)), None)
-        if wrong is not None:
-            raise RequestError(f"{name}: {what} holds {wrong!r}, which is not an integer token id")
-        outside = next((one for one in ids if not 0 <= one < vocab_size), None)
-        if outside is not None:
-            raise RequestError(f"{name}: {what} holds token id {outside}, outside 0..{vocab_size - 1}")
+        if wrong := [one for one in ids if isinstance(one, bool) or not isinstance(one, int)]:
+            raise RequestError(f"{name}: {what} holds {wrong[0]!r}, which is not an integer token id")
+        if outside := [one for one in ids if not 0 <= one < vocab_size]:
+            raise RequestError(f"{name}: {what} holds token id {outside[0]}, outside 0..{vocab_size - 1}")
 
 
 def _new_tokens(request: Request, parts: Parts, name: str) -> int:

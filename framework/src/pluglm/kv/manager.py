@@ -54,6 +54,6 @@ def fitting_blocks(name: str, unit: str, wanted: int | None, default: int, block
     if affordable < (wanted or 1):
         raise PluginError(
             f"kv '{name}': {wanted or 1} {unit}(s) of {block_bytes} bytes need {(wanted or 1) * block_bytes} bytes, "
-            f"the KV budget is {kv_bytes}; lower max_model_len or num_{unit}s, or allow the KV cache more memory"
+            f"the KV budget is {kv_bytes}; lower model.max_model_len or kv.num_{unit}s, or raise engine.kv_memory"
         )
     return wanted if wanted is not None else min(default, affordable)

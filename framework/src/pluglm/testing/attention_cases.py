@@ -11,7 +11,7 @@ from pluglm.kernel.core import Segment
 from pluglm.kernel.interfaces.attention import Attention, AttentionBatch
 from pluglm.kernel.interfaces.kv import KVLayout
 from pluglm.kernel.interfaces.model import LayerSpec, ModelSpec
-from pluglm.testing.batches import slots_of
+from pluglm.testing.batches import new_slots, slots_at
 from pluglm.testing.stores import PlainStore
 
 # S: tokens of one sequence, T: tokens of the flat batch, N: query heads, K: kv heads, H: head dim, L: layers
@@ -87,21 +87,10 @@ def fresh_store(case: Case, spec: ModelSpec, device: str) -> PlainStore:
     layout = KVLayout(num_blocks=len(case.blocks), block_size=case.block_size)
     store = PlainStore(layout, spec, case.texts[0].k_SKH.dtype, device, fill=STALE)
     for text, segment in zip(case.texts, case.segments(), strict=True):
-        slots = slots_of(segment_of_all(segment), case.block_size)[: segment.num_context]
+        slots = slots_at(segment.block_table, range(segment.num_context), case.block_size)
         store.keys(case.layer.index)[slots] = text.k_SKH[: segment.num_context].to(device)
         store.values(case.layer.index)[slots] = text.v_SKH[: segment.num_context].to(device)
     return store
-
-
-def segment_of_all(segment: Segment) -> Segment:
-    """The same sequence with every token new, so that slots_of gives the slots of all of them."""
-    return Segment(
-        sequence_id=segment.sequence_id,
-        query_start=0,
-        num_query=segment.num_keys,
-        num_context=0,
-        block_table=segment.block_table,
-    )
 
 
 def new_rows(case: Case, device: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -114,7 +103,7 @@ def new_rows(case: Case, device: str) -> tuple[torch.Tensor, torch.Tensor, torch
 
 
 def batch_of(case: Case, device: str) -> AttentionBatch:
-    slots = [slot for segment in case.segments() for slot in slots_of(segment, case.block_size)]
+    slots = [slot for segment in case.segments() for slot in new_slots(segment, case.block_size)]
     slots_T = torch.tensor(slots, dtype=torch.int64, device=device)
     return AttentionBatch(segments=case.segments(), slots_T=slots_T, block_size=case.block_size)
 

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
 from pluglm.kernel.core import ModelInput, Segment
 from pluglm.kernel.interfaces.kv import KVManager
 
+# T: tokens of the flat batch, R: rows with logits
+
 Part = tuple[int, Sequence[int], int]  # (sequence id, new token ids, tokens already computed)
 
 
-def slots_of(segment: Segment, block_size: int) -> list[int]:
+def slots_at(block_table: Sequence[int], positions: Iterable[int], block_size: int) -> list[int]:
+    """Where the tokens at these positions of a sequence are stored."""
+    return [block_table[p // block_size] * block_size + p % block_size for p in positions]
+
+
+def new_slots(segment: Segment, block_size: int) -> list[int]:
     """Where the new tokens of a segment are stored."""
-    positions = range(segment.num_context, segment.num_keys)
-    return [segment.block_table[p // block_size] * block_size + p % block_size for p in positions]
+    return slots_at(segment.block_table, range(segment.num_context, segment.num_keys), block_size)
 
 
 def flat_input(parts: Sequence[Part], kv: KVManager, all_rows: bool = True, device: str = "cpu") -> ModelInput:
@@ -39,7 +45,7 @@ def flat_input(parts: Sequence[Part], kv: KVManager, all_rows: bool = True, devi
     return ModelInput(
         token_ids_T=_ids([token for _, tokens, _ in parts for token in tokens], device),
         positions_T=_ids(positions, device),
-        slots_T=_ids([slot for segment in segments for slot in slots_of(segment, size)], device),
+        slots_T=_ids([slot for segment in segments for slot in new_slots(segment, size)], device),
         logit_rows_R=_ids(rows, device),
         segments=tuple(segments),
         block_size=size,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 from pluglm.kernel.errors import KVExhausted
 from pluglm.kernel.interfaces.kv import KVManager, KVTransaction
+from pluglm.testing.batches import slots_at
 from pluglm.testing.check import Check, expect, make_check
 
 Make = Callable[[], KVManager]
@@ -25,16 +26,14 @@ class Slots:
             for offset in range(size):
                 self.held[target * size + offset] = before.get(source * size + offset, -1)
 
-    def slot(self, sequence_id: int, position: int) -> int:
-        size, table = self.manager.layout.block_size, self.manager.block_table(sequence_id)
-        return table[position // size] * size + position % size
+    def slots(self, sequence_id: int, positions: range) -> list[int]:
+        return slots_at(self.manager.block_table(sequence_id), positions, self.manager.layout.block_size)
 
     def write(self, sequence_id: int, first: int, tokens: list[int]) -> None:
-        for offset, token in enumerate(tokens):
-            self.held[self.slot(sequence_id, first + offset)] = token
+        self.held.update(zip(self.slots(sequence_id, range(first, first + len(tokens))), tokens, strict=True))
 
     def read(self, sequence_id: int, num_tokens: int) -> list[int]:
-        return [self.held.get(self.slot(sequence_id, position), -1) for position in range(num_tokens)]
+        return [self.held.get(slot, -1) for slot in self.slots(sequence_id, range(num_tokens))]
 
 
 def fork_checks(make: Make) -> Iterator[Check]:

@@ -13,7 +13,7 @@ from pluglm.kernel.core import ModelInput
 from pluglm.kernel.interfaces.kv import KVManager
 from pluglm.kernel.interfaces.model import LayerSpec, ModelSpec
 from pluglm.kernel.interfaces.services import TokenizerView
-from pluglm.testing.batches import Part, flat_input
+from pluglm.testing.batches import Part, flat_input, slots_at
 from pluglm.testing.block_kv import BlockPool
 from pluglm.testing.tokenizers import TinyTokenizer
 
@@ -51,9 +51,8 @@ class TableRunner:
 
     def _logits(self, block_table: tuple[int, ...], position: int) -> torch.Tensor:
         state = 17
-        for p in range(position + 1):
-            token = self._stored[block_table[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE]
-            state = (state * 1_103_515_245 + token + 12_345) % 2_147_483_647
+        for slot in slots_at(block_table, range(position + 1), BLOCK_SIZE):
+            state = (state * 1_103_515_245 + self._stored[slot] + 12_345) % 2_147_483_647
         row = torch.arange(self.spec.vocab_size, dtype=torch.float64)
         # ids past the tokenizer's are padding of the head and never likely
         return torch.where(row < 262, (row * (state % 997 + 1) % 263) / 50.0, -9.0).float()

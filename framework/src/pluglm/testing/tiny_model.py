@@ -13,6 +13,7 @@ from pluglm.kernel.interfaces.attention import AttentionBatch
 from pluglm.kernel.interfaces.checkpoint import Checkpoint
 from pluglm.kernel.interfaces.kv import KVStore
 from pluglm.kernel.interfaces.model import AttentionCall, LayerSpec, Linear, ModelContext, ModelSpec
+from pluglm.testing.batches import slots_at
 
 # T: tokens of the flat batch, R: rows with logits, D: hidden size, V: vocabulary
 # N: query heads, K: kv heads, H: head dim, C: keys that a row sees
@@ -150,7 +151,7 @@ class LoopAttention:
 
 def _visible(layer: LayerSpec, segment: Segment, position: int, block_size: int) -> list[int]:
     first = 0 if layer.window is None else max(0, position - layer.window + 1)
-    return [segment.block_table[p // block_size] * block_size + p % block_size for p in range(first, position + 1)]
+    return slots_at(segment.block_table, range(first, position + 1), block_size)
 
 
 def _attend(layer: LayerSpec, q_NH: torch.Tensor, k_CKH: torch.Tensor, v_CKH: torch.Tensor) -> torch.Tensor:

@@ -19,6 +19,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from pluglm.kernel.errors import RequestError, TokenizerError
+from pluglm.text.messages import one_line
 from pluglm.text.tokenizer import Tokenizer
 
 MAX_DEPTH = 100
@@ -62,10 +63,9 @@ class ChatTemplate:
             raise self._failure("failed on these messages", error) from error
 
     def _failure(self, what: str, error: BaseException) -> TokenizerError:
-        reason = " ".join(str(error).split()) or type(error).__name__
         line = getattr(error, "lineno", None)
         place = f" at line {line}" if line is not None else ""
-        return TokenizerError(f"{self._source}: the chat template {what}{place}: {reason}")
+        return TokenizerError(f"{self._source}: the chat template {what}{place}: {one_line(error)}")
 
 
 def render_chat(

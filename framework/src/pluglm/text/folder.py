@@ -14,6 +14,7 @@ from typing import Any
 import tokenizers
 
 from pluglm.kernel.errors import TokenizerError
+from pluglm.text.messages import one_line
 from pluglm.text.tokenizer import Tokenizer
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -28,7 +29,7 @@ def tokenizer_from_folder(folder: Path) -> Tokenizer:
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception for every kind of damage
-        raise TokenizerError(f"{path}: not a tokenizer ({_one_line(error)}); fetch the file again") from error
+        raise TokenizerError(f"{path}: not a tokenizer ({one_line(error)}); fetch the file again") from error
     config = _read_object(folder / "tokenizer_config.json")
     stated = {key: value for key, value in config.items() if value is not None}
     config = _read_object(folder / "special_tokens_map.json") | stated
@@ -50,17 +51,13 @@ def _what_is_missing(folder: Path) -> str:
     return f"{folder}: has no tokenizer.json; copy the model's tokenizer.json and tokenizer_config.json there"
 
 
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
-
-
 def _read_object(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError, OSError) as error:
-        raise TokenizerError(f"{path}: not JSON ({_one_line(error)}); fetch the file again") from error
+        raise TokenizerError(f"{path}: not JSON ({one_line(error)}); fetch the file again") from error
     if not isinstance(value, dict):
         raise TokenizerError(f"{path}: holds a {type(value).__name__}, not an object; fetch the file again")
     return value
@@ -88,7 +85,7 @@ def _declared_tokens(
         yield from (_added_token(entry) for _, entry in by_id)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise TokenizerError(
-            f"{folder / 'tokenizer_config.json'}: added_tokens_decoder is damaged ({_one_line(error)})"
+            f"{folder / 'tokenizer_config.json'}: added_tokens_decoder is damaged ({one_line(error)})"
         ) from error
     for text in named.values():
         yield tokenizers.AddedToken(text, special=True, normalized=False)
@@ -135,7 +132,7 @@ def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
         try:
             return path.read_text(encoding="utf-8")
         except (UnicodeDecodeError, OSError) as error:
-            raise TokenizerError(f"{path}: unreadable ({_one_line(error)}); fetch the file again") from error
+            raise TokenizerError(f"{path}: unreadable ({one_line(error)}); fetch the file again") from error
     template = config.get("chat_template")
     if template is None or isinstance(template, str):
         return template

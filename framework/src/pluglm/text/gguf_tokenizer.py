@@ -16,6 +16,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from pluglm.kernel.errors import TokenizerError
 from pluglm.text import gguf_pre
+from pluglm.text.messages import one_line
 from pluglm.text.tokenizer import SPACE_MARK, Tokenizer
 
 KINDS = ("gpt2", "llama")
@@ -125,7 +126,9 @@ def tokenizer_from_gguf(
     except TokenizerError:
         raise
     except Exception as error:  # the library raises bare Exception for merges outside the vocabulary
-        raise TokenizerError(f"{file}: its vocabulary does not fit its merges ({error}); fetch it again") from error
+        raise TokenizerError(
+            f"{file}: its vocabulary does not fit its merges ({one_line(error)}); fetch it again"
+        ) from error
     return _finish(backend, vocabulary, _adds_bos(vocabulary, kind, rules), metadata.get("tokenizer.chat_template"))
 
 

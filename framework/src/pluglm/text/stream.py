@@ -13,8 +13,7 @@ from pluglm.text.tokenizer import Tokenizer
 class TextStream:
     """Text of one output. `push` is called once a token, in order, so the caller knows which token completes a stop.
 
-    min_tokens: stop strings are not looked for in the text of that many first tokens.
-    The other arguments, and what they raise, are those of IncrementalDetokenizer and StopMatcher.
+    The arguments, and what they raise, are those of IncrementalDetokenizer and StopMatcher.
     """
 
     def __init__(
@@ -24,11 +23,9 @@ class TextStream:
         stop: Sequence[str] = (),
         include_stop: bool = False,
         skip_special_tokens: bool = True,
-        min_tokens: int = 0,
     ) -> None:
         self._detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
         self._matcher = StopMatcher(stop, include_stop=include_stop)
-        self._free_tokens = min_tokens
 
     @property
     def stopped(self) -> str | None:
@@ -37,16 +34,9 @@ class TextStream:
 
     def push(self, token_id: int) -> TextDelta:
         """The text released by the next token. After a stop every delta is empty."""
-        text = self._detokenizer.push((token_id,))
-        if self._free_tokens > 0:
-            self._free_tokens -= 1
-            return TextDelta(text, None)
-        return TextDelta(*self._matcher.push(text))
+        return TextDelta(*self._matcher.push(self._detokenizer.push((token_id,))))
 
     def finish(self) -> str:
         """The rest of the text, through the same stop strings; to be called once, at the end of the output."""
-        rest = self._detokenizer.flush()
-        if self._free_tokens > 0:
-            return rest
-        emitted, _ = self._matcher.push(rest)
+        emitted, _ = self._matcher.push(self._detokenizer.flush())
         return emitted + self._matcher.flush()

@@ -15,6 +15,7 @@ import tokenizers
 from pluglm.kernel.errors import RequestError
 from pluglm.text.byte_alphabet import byte_of_character, spelled_bytes
 from pluglm.text.decoding import BYTE_TOKEN, StageChain, streaming_decoder
+from pluglm.text.messages import one_line
 
 SPACE_MARK = "▁"
 
@@ -79,7 +80,7 @@ class Tokenizer:
             encoding = backend.encode(text, add_special_tokens=add_special_tokens)
         except TypeError as error:
             raise RequestError(
-                f"text is not valid Unicode text ({error}); send a string without lone surrogates"
+                f"text is not valid Unicode text ({one_line(error)}); send a string without lone surrogates"
             ) from None
         if not parse_special:
             self._refuse_control_ids(encoding)

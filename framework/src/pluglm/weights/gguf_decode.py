@@ -5,6 +5,8 @@ Shape letters: R rows, C columns, E all elements flattened.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from gguf.constants import GGMLQuantizationType
@@ -37,7 +39,7 @@ def read_permuted(source: ByteSource, info: TensorInfo, dtype: torch.dtype, num_
     Row 2i + j of a head (j = 0, 1) becomes row i + j * head_rows / 2. The rows must divide into 2 * num_heads.
     """
     num_rows = info.shape[0]
-    columns = int(np.prod(info.shape[1:], dtype=np.int64))
+    columns = math.prod(info.shape[1:])
     out_RC = torch.empty((num_rows, columns), dtype=dtype)
     target_R = torch.arange(num_rows).view(num_heads, 2, -1).transpose(1, 2).reshape(-1)
     step = max(1, _BLOCK_ELEMENTS // columns) if len(info.shape) > 1 else num_rows

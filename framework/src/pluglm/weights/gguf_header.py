@@ -30,7 +30,7 @@ _MOST_DIMENSIONS = 4
 _LEAST_FIELD, _LEAST_TENSOR = 13, 32
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Field:
     """Where one metadata value lies. kind: its GGUF value type; item_kind, count: of an array, else -1 and 1."""
 
@@ -41,7 +41,7 @@ class Field:
     end: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TensorInfo:
     """One tensor: its ggml type by name, shape rows first, and the absolute byte range of its data."""
 
@@ -51,8 +51,10 @@ class TensorInfo:
     end: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Header:
+    """Where everything in the file lies: metadata fields and tensors by their names in the file."""
+
     fields: dict[str, Field]
     tensors: dict[str, TensorInfo]
 

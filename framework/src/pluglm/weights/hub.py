@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from pluglm.kernel.errors import CheckpointError
+from pluglm.kernel.guard import describe
+from pluglm.kernel.interfaces.services import Progress
 from pluglm.weights.messages import quoted
 
-Progress = Callable[[str, int, int], None]
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(/[\w./-]+\.gguf)?")
 _WANTED = ["*.safetensors", "*.json", "tokenizer*", "*.model", "*.tiktoken", "vocab*", "merges.txt", "*.jinja"]
 _UNWANTED = ["original/*", "consolidated*", "*.bin", "*.pt", "*.pth", "*.pkl", "*.pickle", "*.ckpt", "*.py", "onnx/*"]
@@ -66,7 +66,7 @@ def _snapshot(repository: str, revision: str | None, wanted: list[str] | None, p
             tqdm_class=_bar_class(progress),
             local_files_only=wanted is None,
         )
-    except Exception as error:
+    except Exception as error:  # as above, and whatever the cache holds
         raise _hub_error(repository, revision, error) from error
     return Path(folder)
 
@@ -78,7 +78,7 @@ def _hub_error(repository: str, revision: str | None, error: Exception) -> Check
     if isinstance(error, LocalEntryNotFoundError):
         fix = "connect (and unset HF_HUB_OFFLINE), or give the path of a copy on this machine"
         return CheckpointError(f"{at}: the hub could not be reached and its cache holds no complete copy; {fix}")
-    cause = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    cause = describe(error)[:300]
     fix = "check the name, the revision and the access of your token (HF_TOKEN)"
     return CheckpointError(f"{at}: cannot be fetched from the hub ({cause}); {fix}")
 

@@ -6,6 +6,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 from pluglm.kernel.errors import CheckpointError
+from pluglm.kernel.guard import describe
 from pluglm.weights.messages import quoted
 
 GROUP = "pluglm.weights"
@@ -45,9 +46,10 @@ def _call(point: EntryPoint) -> Path:
         path = point.load()()
     except CheckpointError:
         raise
-    except Exception as error:
-        cause = " ".join(f"{type(error).__name__}: {error}".split())
-        raise CheckpointError(f"{where} cannot be provided: {cause}; repair or uninstall that package") from error
+    except Exception as error:  # the package's own code
+        raise CheckpointError(
+            f"{where} cannot be provided: {describe(error)}; repair or uninstall that package"
+        ) from error
     if not isinstance(path, Path) or not path.exists():
         raise CheckpointError(f"{where} gave {quoted(path)}, not a path that exists; repair or uninstall that package")
     return path

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
 from pathlib import Path
 
 from pluglm.kernel.errors import CheckpointError
+from pluglm.kernel.interfaces.services import Progress
 from pluglm.weights.hub import fetch_from_hub, is_hub_id
 from pluglm.weights.messages import quoted
 from pluglm.weights.registered import registered_model, registered_names
@@ -14,9 +14,7 @@ from pluglm.weights.registered import registered_model, registered_names
 _FILE_ENDINGS = (".gguf", ".safetensors", ".bin", ".pt", ".pth")
 
 
-def resolve_model(
-    name: str, *, revision: str | None = None, progress: Callable[[str, int, int], None] | None = None
-) -> Path:
+def resolve_model(name: str, *, revision: str | None = None, progress: Progress | None = None) -> Path:
     """The path of the model `name`, tried in this order: an existing path, a registered name, a hub id "org/name".
 
     revision: branch, tag or commit of a hub id; an error with anything else.

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from pluglm.kernel.errors import CheckpointError
 from pluglm.weights.json_file import read_json_object
 from pluglm.weights.messages import damaged, quoted, refusal
 from pluglm.weights.safetensors_header import TensorEntry, read_header
@@ -135,6 +136,6 @@ def _shard_header(folder: Path, shard: str) -> dict[str, TensorEntry]:
     return read_header(folder / shard)
 
 
-def pickle_refusal(path: Path) -> Exception:
+def pickle_refusal(path: Path) -> CheckpointError:
     """Why a pickled weight file is not opened."""
     return refusal(path, "is a pickle file, which can run code when it is read; convert the model to safetensors")

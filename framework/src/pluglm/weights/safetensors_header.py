@@ -23,7 +23,7 @@ ITEM_SIZES = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TensorEntry:
     """One tensor of a header. dtype: the format's name of it; begin, end: bytes in the data section."""
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pluglm.kernel.interfaces.grammar import Matcher
     from pluglm.kernel.sampling_params import GrammarSpec
 
-_LOG = logging.getLogger(__name__)
+logger = logging.getLogger("pluglm.grammar")  # below the engine's logger, whose warnings a run shows
 _MAX_ITEMS_IN_ROW = 20_000  # the library's 2,000 end a schema of about 500 optional keys in the middle of a text
 
 
@@ -84,7 +84,7 @@ class LlguidanceGrammar(Grammar):
         if compiled.is_error():
             raise refusal(source, compiled.get_error())
         for warning in compiled.get_grammar_warnings():
-            _LOG.warning("grammar 'llguidance' weakens a schema: %s", one_line(warning))
+            logger.warning("grammar 'llguidance' weakens a schema: %s", one_line(warning))
         self._probe(source, compiled)
         return compiled
 

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import ValidatorFunctionWrapHandler, field_validator
 
+from pluglm.kernel.config import Slot
 from pluglm.kernel.core import SampleRow
 from pluglm.kernel.errors import ComponentFailure
+from pluglm.kernel.guard import describe
 from pluglm.kernel.interfaces.component import BuildContext, ComponentConfig
 from pluglm.kernel.interfaces.sampler import LogitsStep, Sampler
 from pluglm.kernel.sampling_params import SamplingParams
@@ -23,33 +25,18 @@ DEFAULT_STEPS = (
 )  # fmt: skip
 
 
-class StepUse(BaseModel):
-    """One entry of `steps`: a name, or {use: NAME, ...the step's own keys}."""
-
-    model_config = ConfigDict(frozen=True, extra="allow")
-
-    use: str
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return dict(self.model_extra or {})
-
-
 class ChainConfig(ComponentConfig):
-    """steps: applied in this order; [] draws from the raw logits."""
+    """steps: applied in this order, each a name or {use: NAME, ...the step's own keys}.
 
-    steps: tuple[StepUse, ...] = tuple(StepUse(use=name) for name in DEFAULT_STEPS)
+    [] draws from the raw logits.
+    """
 
-    @field_validator("steps", mode="before", json_schema_input_type=list[str | StepUse])
+    steps: tuple[Slot, ...] = tuple(Slot(use=name) for name in DEFAULT_STEPS)
+
+    @field_validator("steps", mode="wrap", json_schema_input_type=list[str | Slot])
     @classmethod
-    def _names(cls, value: Any) -> Any:
-        if not isinstance(value, list | tuple):
-            return value
-        return [{"use": item} if isinstance(item, str) else item for item in value]
-
-    @field_validator("steps")
-    @classmethod
-    def _distinct(cls, steps: tuple[StepUse, ...]) -> tuple[StepUse, ...]:
+    def _distinct(cls, value: Any, validate: ValidatorFunctionWrapHandler) -> tuple[Slot, ...]:
+        steps: tuple[Slot, ...] = validate(value)
         names = [step.use for step in steps]
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
@@ -121,8 +108,7 @@ def _apply(
     try:
         changed_RV = step.apply(part_RV, [rows[index] for index in active])
     except Exception as error:  # the step is somebody's plugin, and the reason must carry its name
-        cause = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ComponentFailure(f"logits_step '{name}'", f"raised {cause}") from error
+        raise ComponentFailure(f"logits_step '{name}'", f"raised {describe(error)}") from error
     if changed_RV.shape != shape or changed_RV.dtype != torch.float32:
         got = f"{tuple(changed_RV.shape)} {changed_RV.dtype}"
         raise ComponentFailure(f"logits_step '{name}'", f"returned {got}, expected {tuple(shape)} torch.float32")

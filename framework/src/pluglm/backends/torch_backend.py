@@ -1,0 +1,58 @@
+"""What the backends that compute with torch share: clock, loading, KV storage, execution. Knows no device by name."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from pluglm.backends.execute import execute_batch, inputs_on
+from pluglm.backends.threads import thread_count
+from pluglm.kernel.core import ModelInput
+from pluglm.kernel.interfaces.attention import Attention
+from pluglm.kernel.interfaces.backend import Backend
+from pluglm.kernel.interfaces.checkpoint import Checkpoint
+from pluglm.kernel.interfaces.kv import KVLayout, KVStore
+from pluglm.kernel.interfaces.model import LinearFactory, Model, ModelContext, ModelSpec, RowMap
+from pluglm.kernel.interfaces.services import Progress
+from pluglm.kv.store import TensorKVStore
+
+
+class TorchBackend(Backend):
+    """A backend on one torch device; a subclass says which, and what is available on it.
+
+    make_linear: the plain layers of this device; map_rows: how models apply row-wise functions; num_threads: torch's
+    count on the host while a model loads or runs, None for the one it has.
+    """
+
+    def __init__(
+        self, device: str, dtype: torch.dtype, make_linear: LinearFactory, map_rows: RowMap, num_threads: int | None
+    ) -> None:
+        self.device = device
+        self._dtype = dtype
+        self._make_linear = make_linear
+        self._map_rows = map_rows
+        self._num_threads = num_threads
+
+    def now(self) -> float:
+        return time.perf_counter()
+
+    def load_model(
+        self, family: type[Model], checkpoint: Checkpoint, make_linear: LinearFactory | None, progress: Progress
+    ) -> Model:
+        context = ModelContext(
+            device=self.device,
+            dtype=self._dtype,
+            make_linear=make_linear or self._make_linear,
+            map_rows=self._map_rows,
+            progress=progress,
+        )
+        with thread_count(self._num_threads):
+            return family.load(checkpoint, context)
+
+    def allocate_kv(self, layout: KVLayout, spec: ModelSpec) -> KVStore:
+        return TensorKVStore(layout, spec, self.device, self._dtype)
+
+    def execute(self, model: Model, inputs: ModelInput, attention: Attention, kv: KVStore) -> torch.Tensor:
+        with thread_count(self._num_threads):
+            return execute_batch(model, inputs_on(inputs, self.device), attention, kv)

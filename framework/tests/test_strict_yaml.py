@@ -1,0 +1,90 @@
+"""The YAML of a config: what PyYAML would crash on, take silently or expand without end is one line instead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pluglm import Engine, RunConfig
+from pluglm.assembly.strict_yaml import UnreadableYamlError, parse_yaml
+from pluglm.cli.config_loading import parse_overrides
+from pluglm.kernel.errors import ConfigError
+
+BOMB = "b0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"b{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 12)
+)
+HOSTILE = {
+    "a key twice": ("a: 1\nb: 2\na: 3\n", r"key 'a' is given twice \(line 3, column 1\)"),
+    "a nested key twice": ("a: {b: 1, b: 2}\n", "key 'b' is given twice"),
+    "a month 99": ("a: 2020-99-99\n", "month must be in 1..12"),
+    "a number of 6000 digits": (f"a: {'9' * 6000}\n", "4300 digits"),
+    "open brackets without end": ("a: " + "[" * 100_000, "nested too deep"),
+    "nested flow": ("a: " + "[" * 3000 + "]" * 3000, "nested too deep"),
+    "nested blocks": ("".join(" " * depth + "a:\n" for depth in range(1500)), "nested too deep"),
+    "an alias inside itself": ("a: &a [*a]\n", "an alias holds itself"),
+    "aliases that multiply": (BOMB, "more than 1000000 values"),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), HOSTILE.values(), ids=HOSTILE)
+def test_hostile_yaml_is_one_line_in_a_file_and_in_an_override(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=message) as error:
+        RunConfig.from_file(file)
+    assert str(error.value).startswith(f"{file}: not valid YAML: ")
+    assert "\n" not in str(error.value)
+    with pytest.raises(ConfigError, match=message):
+        parse_overrides([f"key={text}"])
+
+
+@pytest.mark.parametrize("text", ["false\n", "0\n", "[]\n", "''\n"])
+def test_an_empty_value_is_no_empty_config(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match="must be a mapping"):
+        RunConfig.from_file(file)
+
+
+def test_an_empty_file_is_an_empty_config(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("# nothing\n")
+    assert RunConfig.from_file(file) == RunConfig.from_dict({})
+
+
+def test_aliases_and_merges_work_as_in_pyyaml() -> None:
+    text = "a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}\nc: [*a, *a]\n"
+    assert parse_yaml(text) == yaml.safe_load(text) == {
+        "a": {"x": 1, "y": 2},
+        "b": {"x": 1, "y": 3},
+        "c": [{"x": 1, "y": 2}] * 2,
+    }  # fmt: skip
+
+
+@settings(max_examples=150)
+@given(st.text(alphabet="a:-[]{}&*!<>'\"#|?, \n\t0", max_size=40))
+def test_it_reads_or_refuses_whatever_the_text(text: str) -> None:
+    try:
+        data = parse_yaml(text)
+    except UnreadableYamlError as error:
+        assert "\n" not in str(error)
+    else:
+        assert data == yaml.safe_load(text)
+
+
+@pytest.mark.parametrize("count", [1025, 2**31, 10**30])
+def test_a_thread_count_that_openmp_would_die_of_is_refused(count: int) -> None:
+    config = RunConfig.from_dict({"backend": "fake", "engine": {"num_threads": count}})
+    with pytest.raises(ConfigError, match=rf"engine\.num_threads: {count} is more than 1024"):
+        Engine(config)
+
+
+@pytest.mark.parametrize("seconds", [float("inf"), 1e308])
+def test_a_plugin_timeout_past_what_python_can_wait_for_means_never(seconds: float) -> None:
+    config = RunConfig.from_dict({"backend": "fake", "engine": {"plugin_timeout_s": seconds}})
+    with Engine(config) as engine:
+        assert len(engine.generate("the cat", config.sampling.model_copy(update={"max_tokens": 3}))[0].token_ids) == 3
