@@ -287,6 +287,22 @@ def test_a_hang_is_named_and_its_kv_is_kept_out_of_use_until_it_ends(case: Any, 
     made.require_good(made.run(("good", [1, 2], GREEDY))["good"], [1, 2])
 
 
+@pytest.mark.parametrize(("hang_s", "comes_back"), [(0.9, True), (3.0, False)])
+def test_a_request_waits_for_kv_that_an_abandoned_call_holds(case: Any, hang_s: float, comes_back: bool) -> None:
+    """The pool is too small for both. It is given as long as the hanging call was, and then the reason is told."""
+    body = f"def spoil(self, logits, bad): time.sleep({hang_s}); return logits"
+    pool = {"use": "paged", "block_size": 4, "num_blocks": 4}
+    made = case("backend", body, timeout_s=0.6 if comes_back else 0.3, kv=pool)
+    made.require_bad(made.run(("bad", [BAD, 2, 3, 4, 5], GREEDY))["bad"], "gave no answer")
+    result = made.run(("good", [1, 2, 3, 4, 5], GREEDY))["good"]
+    if comes_back:
+        made.require_good(result, [1, 2, 3, 4, 5])
+    else:
+        made.require_bad(result, "planned nothing in 100 steps while an abandoned call holds KV")
+    wait_for_idle(made.engine)
+    made.require_good(made.run(("good", [1, 2], GREEDY))["good"], [1, 2])
+
+
 @pytest.mark.parametrize(
     ("body", "says"),
     [

@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 import torch
-from torch.nn import functional as F  # noqa: N812 - torch's own name for it
+from torch.nn import functional
 
 from pluglm.backends.linear import DenseLinear, PackedLinear, can_pack
 
@@ -27,7 +27,7 @@ def test_packed_and_dense_agree_with_float64(dtype: torch.dtype, shape: tuple[in
     bias = torch.randn(num_out, generator=generator).to(dtype) if has_bias else None
     for num_rows in (0, 1, 8, 65):
         x = torch.randn((num_rows, width), generator=generator).to(dtype)
-        expected = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+        expected = functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
         limit = TOLERANCE[dtype] * max(1.0, float(expected.abs().max()) if num_rows else 1.0)
         for kind in (DenseLinear, PackedLinear):
             result = kind("w", weight.clone(), bias)(x)
@@ -41,7 +41,9 @@ def test_packed_reads_rows_that_are_not_contiguous() -> None:
         pytest.skip("this build of torch packs no float32 weights")
     weight, wide = torch.randn(24, 32), torch.randn(6, 96)
     part = wide[:, 32:64]
-    torch.testing.assert_close(PackedLinear("w", weight, None)(part), F.linear(part, weight), rtol=0, atol=1e-4)
+    torch.testing.assert_close(
+        PackedLinear("w", weight, None)(part), functional.linear(part, weight), rtol=0, atol=1e-4
+    )
 
 
 def test_packed_lets_the_plain_weight_go() -> None:

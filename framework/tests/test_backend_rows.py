@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn import functional as F  # noqa: N812 - torch's own name for it
+from torch.nn import functional
 
 from pluglm.backends.linear import DenseLinear, PackedLinear, can_pack
 from pluglm.backends.rows import TiledRows, whole_rows
@@ -100,7 +100,7 @@ def test_elementwise_kernels_keep_the_bits_too(threads: Any, width: int, num_thr
 
     def block(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         normed = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)
-        return F.silu(normed) * x, F.gelu(normed, approximate="tanh")
+        return functional.silu(normed) * x, functional.gelu(normed, approximate="tanh")
 
     expected = TiledRows()(block, batch)
     for first, last in [(0, 1), (15, 16), (17, 33), (34, 35)]:

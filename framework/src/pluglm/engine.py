@@ -196,7 +196,7 @@ class Engine:
 
     def _start(self, prompt: Prompt, params: SamplingParams) -> RequestOutput:
         try:
-            request = self._submit(prompt, params, None, 0, "")
+            request = self._submit(prompt, params, request_id=None, priority=0, tenant="")
         except (RequestError, TokenizerError) as error:
             return RequestOutput("", [], finish_reason="refused", error=str(error))
         except ComponentFailure as failure:

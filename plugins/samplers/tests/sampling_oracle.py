@@ -1,6 +1,6 @@
 """A float64 oracle of the chain for one row, written from the definitions with numpy and no shared code.
 
-Follows the rule table of the design: repetition, frequency, presence, temperature, top_k, top_p, min_p; ties by id.
+Definitions: the papers and the API reference that the steps' modules name, in the order of DEFAULT_STEPS; ties by id.
 """
 
 from __future__ import annotations

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
-from pydantic_core import to_jsonable_python
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from pluglm.assembly.locating import locate
 from pluglm.cli import exits
@@ -104,7 +103,8 @@ def _own_doc(config: type[BaseModel]) -> str:
 def _default_text(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
-    return one_line_yaml(to_jsonable_python(field.get_default(call_default_factory=True), fallback=repr))
+    default = field.get_default(call_default_factory=True)
+    return one_line_yaml(TypeAdapter(Any).dump_python(default, mode="json", fallback=repr))
 
 
 def type_text(field: FieldInfo) -> str:

@@ -19,7 +19,6 @@ from pluglm.kernel.errors import ComponentFailure, RequestError
 from pluglm.kernel.guard import Watched
 from pluglm.kernel.interfaces.drafter import Drafter
 from pluglm.kernel.interfaces.kv import KVManager, KVTransaction
-from pluglm.kernel.interfaces.scheduler import SchedulingPolicy
 from pluglm.kernel.interfaces.services import TextStream
 from pluglm.kernel.parts import Parts
 from pluglm.kernel.planner import refuse_bad_items
@@ -118,13 +117,8 @@ class EngineCore:
     def _deliver(self) -> list[Event]:
         """The step's events, shown to the policy and the hooks before the callers get them."""
         events, self._events = self._events, []
-
-        def show(policy: SchedulingPolicy) -> None:
-            for event in events:
-                policy.on_event(event)
-
         if (policy := self.parts.policy) is not None and events:
-            self._attempt("scheduler", [], lambda: show(policy))
+            self._attempt("scheduler", (), lambda: list(map(policy.on_event, events)))
         for event in events:
             self.parts.hooks.call("event_emitted", event=event)
         return events
@@ -252,8 +246,11 @@ class EngineCore:
 
     def _watch_progress(self, plan: StepPlan) -> None:
         self._idle_steps = 0 if plan.items else self._idle_steps + 1
+        if self._idle_steps and self._held_back:  # the KV that is missing may come back
+            self.parts.guard.wait_settled(1 / MAX_IDLE_STEPS)
         if self._idle_steps >= MAX_IDLE_STEPS:
-            reason = f"{self.parts.names['scheduler']} planned nothing in {MAX_IDLE_STEPS} steps with work waiting"
+            why = "while an abandoned call holds KV" if self._held_back else "with work waiting"
+            reason = f"{self.parts.names['scheduler']} planned nothing in {MAX_IDLE_STEPS} steps {why}"
             self._idle_steps = 0
             for sequence in list(self._by_request.values()):
                 self._finish(sequence, "error", error=reason)

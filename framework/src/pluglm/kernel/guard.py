@@ -61,6 +61,11 @@ class Guard:
         self._abandoned = [call for call in self._abandoned if not call.done.is_set()]
         return not self._abandoned
 
+    def wait_settled(self, share: float) -> None:
+        """Give abandoned calls that share of the time-out to come back."""
+        for call in self._abandoned:
+            call.done.wait(share * self._timeout_s)
+
     def close(self) -> None:
         self._calls.put(None)
 

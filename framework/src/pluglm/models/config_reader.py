@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pluglm.kernel.errors import CheckpointError
+
+_LARGEST = 1 << 48  # far above any size of a model; products of a few still fit what torch counts with
 
 
 class ConfigReader:
@@ -31,15 +34,15 @@ class ConfigReader:
         """The raw value, None when absent."""
         return self._values.get(key)
 
-    def integer(self, key: str, default: int | None = None, *, least: int = 1) -> int:
-        """A whole number of at least `least`; without a default the key is required."""
+    def integer(self, key: str, default: int | None = None, *, least: int = 1, most: int = _LARGEST) -> int:
+        """A whole number from `least` to `most`; without a default the key is required."""
         value = self._values.get(key)
         if value is None:
             value = default
         if value is None:
             raise self.refuse(key, "is missing; a whole number is needed")
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise self.refuse(key, f"is {value!r}; a whole number of at least {least} is needed")
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise self.refuse(key, f"is {value!r}; a whole number from {least} to {most} is needed")
         return value
 
     def optional_integer(self, key: str, absent: int | None = None) -> int | None:
@@ -55,7 +58,7 @@ class ConfigReader:
             value = default
         if value is None:
             raise self.refuse(key, "is missing; a number above 0 is needed")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
             raise self.refuse(key, f"is {value!r}; a number above 0 is needed")
         return float(value)
 

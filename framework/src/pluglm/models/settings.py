@@ -12,6 +12,7 @@ from pluglm.models.rope_settings import RopeSettings, read_rope
 
 _LAYER_KINDS = ("full_attention", "sliding_attention")
 _EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")
+_MOST_LAYERS = 10_000  # each becomes an object before the checkpoint is asked for its tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +86,7 @@ def read_sizes(config: ConfigReader, defaults: Mapping[str, int]) -> Sizes:
         intermediate_size=config.integer("intermediate_size", defaults.get("intermediate_size")),
         vocab_size=config.integer("vocab_size", defaults.get("vocab_size")),
         max_position=config.integer("max_position_embeddings", defaults.get("max_position_embeddings")),
-        num_layers=config.integer("num_hidden_layers", defaults.get("num_hidden_layers")),
+        num_layers=config.integer("num_hidden_layers", defaults.get("num_hidden_layers"), most=_MOST_LAYERS),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=config.integer("head_dim", defaults.get("head_dim", max(1, hidden_size // num_heads))),

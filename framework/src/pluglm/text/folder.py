@@ -7,6 +7,7 @@ counts for nothing); the other files name special tokens and the chat template.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -52,8 +53,9 @@ def _what_is_missing(folder: Path) -> str:
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    if not path.is_file():
+    if not os.path.lexists(path):
         return {}
+    _check_file(path)
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError, OSError) as error:
@@ -61,6 +63,11 @@ def _read_object(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise TokenizerError(f"{path}: holds a {type(value).__name__}, not an object; fetch the file again")
     return value
+
+
+def _check_file(path: Path) -> None:
+    if not path.is_file():
+        raise TokenizerError(f"{path}: a folder, a broken link or no plain file; fetch the file again")
 
 
 def _token_text(value: Any, key: str, folder: Path) -> str | None:
@@ -128,7 +135,8 @@ def _add_missing_tokens(
 def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
     """chat_template.jinja wins over tokenizer_config.json, whose entry is one template or a list of named ones."""
     path = folder / "chat_template.jinja"
-    if path.is_file():
+    if os.path.lexists(path):
+        _check_file(path)
         try:
             return path.read_text(encoding="utf-8")
         except (UnicodeDecodeError, OSError) as error:

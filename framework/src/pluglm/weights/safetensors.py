@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -18,6 +19,7 @@ from pluglm.weights.safetensors_header import TensorEntry, read_header
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.pickle", "*.pkl", "*.ckpt")
+_LONGEST_NAME = 255  # of a file, on every common file system
 _READABLE = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -38,7 +40,7 @@ class SafetensorsCheckpoint:
         self.config: Mapping[str, Any] = read_json_object(self.folder / "config.json")
         generation = self.folder / "generation_config.json"
         self.generation_config: Mapping[str, Any] = (
-            read_json_object(generation) if generation.exists() else MappingProxyType({})
+            read_json_object(generation) if os.path.lexists(generation) else MappingProxyType({})
         )
         self._tensors = _find_tensors(path)
         self._closed = False
@@ -124,7 +126,12 @@ def _sharded(folder: Path) -> dict[str, tuple[Path, TensorEntry]]:
 
 def _shard_names(index: Path, weight_map: dict[str, Any]) -> list[str]:
     for shard in weight_map.values():
-        plain = isinstance(shard, str) and not set(shard) & set("/\\:\0") and shard not in ("", ".", "..")
+        plain = (
+            isinstance(shard, str)
+            and len(shard) <= _LONGEST_NAME
+            and not set(shard) & set("/\\:\0")
+            and shard not in ("", ".", "..")
+        )
         if not plain or not shard.endswith(".safetensors"):
             raise refusal(index, f"names the shard {quoted(shard)}; only *.safetensors of its own folder are read")
     return list(weight_map.values())
