@@ -668,8 +668,35 @@ def test_a_hook_that_raises_is_dropped(tiny_model: Path, folder: Path, hook: str
     engine.close()
     assert output.token_ids == fake_tokens([1, 2], 8, 320)
     failures = engine._core.parts.hooks.failures  # type: ignore[attr-defined]
-    assert failures == {"plugin:Faulty": f"{hook} raised ValueError: lost log"}
+    assert failures == {"plugin:Faulty": f"{hook}: hook 'plugin:Faulty' raised ValueError: lost log"}
     require_idle(engine)
+
+
+def test_a_hook_that_hangs_is_dropped(tiny_model: Path, folder: Path) -> None:
+    source = HEADER + (
+        "class Faulty(Hook):\n    Config = ComponentConfig\n    interface_version = 1\n    go_on = threading.Event()\n"
+        "    def __init__(self, config): pass\n"
+        "    @hookimpl\n    def step_planned(self, view): self.go_on.wait(10)\n"
+    )
+    write_plugin(folder, source)
+    config = fake_config(tiny_model, folder, hooks=["plugin:Faulty"], engine={"plugin_timeout_s": 0.3})
+    with Engine.from_config(config) as engine:
+        output = engine.generate(ids(1, 2), GREEDY)[0]
+        assert output.token_ids == fake_tokens([1, 2], 8, 320)
+        failures = engine._core.parts.hooks.failures  # type: ignore[attr-defined]
+        assert "gave no answer within 0.3 s" in failures["plugin:Faulty"]
+        engine.run.hooks["plugin:Faulty"].cls.go_on.set()
+
+
+def test_a_hook_wrapper_is_refused_since_its_body_would_not_run(tiny_model: Path, folder: Path) -> None:
+    source = HEADER + (
+        "class Faulty(Hook):\n    Config = ComponentConfig\n    interface_version = 1\n"
+        "    def __init__(self, config): pass\n"
+        "    @hookimpl(wrapper=True)\n    def run_finished(self):\n        yield\n"
+    )
+    write_plugin(folder, source)
+    with pytest.raises(PluginError, match="run_finished is a wrapper"):
+        Engine.from_config(fake_config(tiny_model, folder, hooks=["plugin:Faulty"]))
 
 
 def test_a_hanging_attention_writes_late_into_blocks_that_nobody_else_got(tiny_model: Path, folder: Path) -> None:

@@ -53,7 +53,7 @@ def test_an_empty_value_is_no_empty_config(tmp_path: Path, text: str) -> None:
 def test_an_empty_file_is_an_empty_config(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("# nothing\n")
-    assert RunConfig.from_file(file) == RunConfig.from_dict({})
+    assert RunConfig.from_file(file).model_dump() == RunConfig.from_dict({}).model_dump()
 
 
 def test_aliases_and_merges_work_as_in_pyyaml() -> None:
@@ -68,12 +68,14 @@ def test_aliases_and_merges_work_as_in_pyyaml() -> None:
 @settings(max_examples=150)
 @given(st.text(alphabet="a:-[]{}&*!<>'\"#|?, \n\t0", max_size=40))
 def test_it_reads_or_refuses_whatever_the_text(text: str) -> None:
+    refusal = ""
     try:
         data = parse_yaml(text)
     except UnreadableYamlError as error:
-        assert "\n" not in str(error)
+        refusal = str(error)
     else:
         assert data == yaml.safe_load(text)
+    assert "\n" not in refusal
 
 
 @pytest.mark.parametrize("count", [1025, 2**31, 10**30])

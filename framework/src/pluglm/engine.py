@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
@@ -40,8 +40,8 @@ class Engine:
         self._lock = threading.RLock()
         self._inboxes: dict[str, list[Event]] = {}
         self._next_id = 0
-        self._closed = self._is_stepping = False
-        self._to_cancel: list[str] = []  # asked for while a step was on its way, on the step's own thread
+        self._closed = self._hooks_may_run = False
+        self._to_cancel: list[str] = []  # asked for while a step was on its way
         self._core.parts.hooks.call("run_started", plan=self.run.plan())
 
     @classmethod
@@ -87,7 +87,8 @@ class Engine:
                 raise RequestError(
                     f"request '{request_id}': this id is in use until its events are read; choose another"
                 )
-            request = self._core.add(request_id, token_ids, params, priority=priority, tenant=tenant)
+            with self._running_hooks():
+                request = self._core.add(request_id, token_ids, params, priority=priority, tenant=tenant)
             self._inboxes[request_id] = []
             return request
 
@@ -99,23 +100,32 @@ class Engine:
 
     def cancel(self, request_id: str) -> bool:
         """End a request; its last event has finish_reason `cancelled`. False when it is not running."""
-        with self._lock:
-            if not self._is_stepping:
-                return self._core.cancel(request_id)
+        if self._hooks_may_run:  # a hook asks from the worker thread, while this engine's caller holds the lock
             self._to_cancel.append(request_id)
             return self._core.is_live(request_id)
+        with self._lock:
+            return self._core.cancel(request_id)
 
     def step(self) -> None:
         """Advance every request once and deliver the events to whoever waits for them."""
         with self._lock:
             self._check_open()
-            self._is_stepping = True
-            try:
+            self._cancel_asked()
+            with self._running_hooks():
                 self._deliver(self._core.step())
-            finally:
-                self._is_stepping = False
-            while self._to_cancel:
-                self._core.cancel(self._to_cancel.pop())
+            self._cancel_asked()
+
+    @contextmanager
+    def _running_hooks(self) -> Iterator[None]:
+        self._hooks_may_run = True
+        try:
+            yield
+        finally:
+            self._hooks_may_run = False
+
+    def _cancel_asked(self) -> None:
+        while self._to_cancel:
+            self._core.cancel(self._to_cancel.pop())
 
     def _deliver(self, events: list[Event]) -> None:
         for event in events:
@@ -250,7 +260,8 @@ class Engine:
         with self._lock:
             if not self._closed:
                 self._closed = True
-                self._deliver(self._core.close())
+                with self._running_hooks():
+                    self._deliver(self._core.close())
 
     def __enter__(self) -> Self:
         return self

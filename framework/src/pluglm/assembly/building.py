@@ -48,7 +48,7 @@ class _Builder:
         self._names = {slot: f"{slot} '{part.entry.name}'" for slot, part in self._slots.items()}
 
     def build(self) -> Parts:
-        hooks = HookCaller({name: hook.build() for name, hook in self._run.hooks.items()})
+        hooks = HookCaller({name: hook.build() for name, hook in self._run.hooks.items()}, self.guard)
         backend = self._backend()
         make_linear = self._make_linear(backend)
         checkpoint = self._open(self._config.model.path, self._config.model.revision)

@@ -1,24 +1,28 @@
-"""Runs hooks through pluggy's specs, one implementation at a time: a hook that raises is dropped, the run goes on."""
+"""Runs hooks through pluggy's specs, one at a time: one that raises or hangs is dropped, and the run goes on."""
 
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Any
 
 import pluggy
 
-from pluglm.kernel.errors import PluginError
-from pluglm.kernel.guard import describe
+from pluglm.kernel.errors import PluginError, PluglmError
+from pluglm.kernel.guard import Guard
 from pluglm.kernel.hooks import HookSpecs
 
 logger = logging.getLogger("pluglm")
+HOOKS = [name for name in vars(HookSpecs) if not name.startswith("_")]
 
 
 class HookCaller:
     """`call` reaches every registered hook that has the method. failures: hook name -> why it was dropped."""
 
-    def __init__(self, hooks: dict[str, Any]) -> None:
+    def __init__(self, hooks: dict[str, Any], guard: Guard) -> None:
+        """Raises PluginError for a method that is no hook, and for wrappers: a hook watches, it does not surround."""
         self.failures: dict[str, str] = {}
+        self._guard = guard
         self._manager = pluggy.PluginManager("pluglm")
         self._manager.add_hookspecs(HookSpecs)
         for name, hook in hooks.items():
@@ -30,11 +34,17 @@ class HookCaller:
                 f"hooks: {' '.join(str(error).split())}; known hooks are in pluglm.kernel.hooks"
             ) from error
 
+        for name in HOOKS:
+            for one in getattr(self._manager.hook, name).get_hookimpls():
+                if one.wrapper or one.hookwrapper:
+                    raise PluginError(f"hooks '{one.plugin_name}': {name} is a wrapper; write a plain @hookimpl")
+
     def call(self, hook: str, **arguments: Any) -> None:
         for one in list(getattr(self._manager.hook, hook).get_hookimpls()):
+            given = [arguments[name] for name in one.argnames]
             try:
-                one.function(*[arguments[name] for name in one.argnames])
-            except Exception as error:  # whatever it raised, it is only a spectator
-                self.failures[one.plugin_name] = f"{hook} raised {describe(error)}"
+                self._guard.call(f"hook '{one.plugin_name}'", partial(one.function, *given))
+            except PluglmError as error:
+                self.failures[one.plugin_name] = f"{hook}: {error}"
                 self._manager.unregister(name=one.plugin_name)
-                logger.warning("hook '%s' is dropped: %s", one.plugin_name, self.failures[one.plugin_name])
+                logger.warning("hook '%s' is dropped: %s: %s", one.plugin_name, hook, error)

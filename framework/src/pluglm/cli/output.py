@@ -34,7 +34,7 @@ class Output:
     def __enter__(self) -> Self:
         if self._path is not None:
             try:
-                self._file = self._path.open("w", encoding="utf-8")
+                self._file = self._path.open("w", encoding="utf-8", errors="replace")
             except OSError as error:
                 raise _cannot_write(self._path, error) from error
         return self

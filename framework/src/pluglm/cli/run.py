@@ -38,6 +38,7 @@ class RunOptions:
 def run_prompts(options: RunOptions) -> int:
     """Run the prompts; the exit code. Raises PluglmError for what is wrong before or while loading."""
     config = load_config(options.config, options.sets)
+    _refuse_overwriting(options.output, options.config, "the config file")
     try:
         jobs = _jobs(options, config.sampling)
     except BadLinesError as error:
@@ -68,9 +69,14 @@ def _jobs(options: RunOptions, sampling: SamplingParams) -> list[Job]:
         raise ConfigError("--prompt and --prompts-file cannot go together; put the prompt into the file")
     if options.raw:
         raise ConfigError('--raw is for --prompt; in a prompts file "prompt" is always sent as it is')
-    if options.output is not None and options.output.exists() and options.output.samefile(path):
-        raise ConfigError(f"--output {options.output}: is the prompts file itself; choose another name")
+    _refuse_overwriting(options.output, path, "the prompts file")
     return read_jobs(path, sampling)
+
+
+def _refuse_overwriting(output: Path | None, source: Path, what: str) -> None:
+    """Raises ConfigError when the output would replace a file that was given to be read."""
+    if output is not None and output.exists() and source.exists() and output.samefile(source):
+        raise ConfigError(f"--output {output}: is {what} itself; choose another name")
 
 
 def _templated(job: Job, engine: Engine, raw: bool) -> Job:

@@ -176,7 +176,6 @@ class EngineCore:
                 self._finish(sequence, "error", error=f"{self.parts.names['drafter']} {answer}")
             else:
                 sequence.drafts = answer
-                sequence.num_drafted += len(answer)
 
     def _plan(self) -> _Step:
         """Ask the scheduler, validate its plan, and make the KV and the sequences agree with it."""
@@ -291,7 +290,7 @@ class EngineCore:
             if sequence.status is not Status.RUNNING:
                 continue
             sequence.num_computed += result.num_accepted
-            sequence.num_accepted += result.num_accepted
+            sequence.num_drafted += len(window.drafts)
             sequence.drafts = []
             self._emit(sequence, result)
             if sequence.status is Status.RUNNING:
@@ -317,6 +316,7 @@ class EngineCore:
         if sequence.status is Status.FINISHED:
             return
         sequence.first_token_s = now if sequence.first_token_s is None else sequence.first_token_s
+        sequence.num_accepted += min(result.num_accepted, taken)
         tokens, logprobs = tuple(result.token_ids[:taken]), tuple(result.logprobs[:taken])
         if reason is None:
             self._events.append(Event(request_id=request.request_id, token_ids=tokens, text=text, logprobs=logprobs))

@@ -27,7 +27,7 @@ class Hook(Protocol):
 
 
 class HookSpecs:
-    """Called from the engine's thread, in the order of a run."""
+    """Called in the order of a run, inside a step: of the engine, only `cancel` may be called from here."""
 
     @hookspec
     def run_started(self, plan: Mapping[str, Any]) -> None:
