@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 from pydantic import BaseModel
 
 from pluglm.assembly.resolving import SLOTS
-from pluglm.kernel.config import EngineConfig, ModelConfig, RunConfig
+from pluglm.assembly.run_config import EngineConfig, ModelConfig, RunConfig
 from pluglm.kernel.registry import KINDS, list_entries, load
 from pluglm.kernel.sampling_params import SamplingParams
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from engine_cases import GREEDY, ids, real_config
 
 from pluglm import Engine
-from pluglm.kernel.config import ModelConfig
+from pluglm.assembly.run_config import ModelConfig
 
 
 def test_a_draft_model_may_have_a_shorter_context_than_the_run(

@@ -87,3 +87,15 @@ def test_a_missing_or_binary_file_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="cannot be read"):
         RunConfig.from_file(tmp_path / "binary.yaml")
+
+
+@pytest.mark.parametrize("count", [1025, 2**31, 10**30])
+def test_a_thread_count_that_openmp_would_die_of_is_refused(count: int) -> None:
+    with pytest.raises(ConfigError, match=r"engine\.num_threads: Input should be less than or equal to 1024"):
+        RunConfig.from_dict({"engine": {"num_threads": count}})
+
+
+@pytest.mark.parametrize("seconds", [float("inf"), 1e308])
+def test_a_plugin_timeout_past_what_python_can_wait_for_is_refused(seconds: float) -> None:
+    with pytest.raises(ConfigError, match=r"engine\.plugin_timeout_s"):
+        RunConfig.from_dict({"engine": {"plugin_timeout_s": seconds}})

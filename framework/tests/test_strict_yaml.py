@@ -9,7 +9,6 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pluglm import Engine, RunConfig
 from pluglm.assembly.strict_yaml import UnreadableYamlError, parse_yaml
 from pluglm.cli.config_loading import parse_overrides
 from pluglm.kernel.errors import ConfigError
@@ -76,17 +75,3 @@ def test_it_reads_or_refuses_whatever_the_text(text: str) -> None:
     else:
         assert data == yaml.safe_load(text)
     assert "\n" not in refusal
-
-
-@pytest.mark.parametrize("count", [1025, 2**31, 10**30])
-def test_a_thread_count_that_openmp_would_die_of_is_refused(count: int) -> None:
-    config = RunConfig.from_dict({"backend": "fake", "engine": {"num_threads": count}})
-    with pytest.raises(ConfigError, match=rf"engine\.num_threads: {count} is more than 1024"):
-        Engine(config)
-
-
-@pytest.mark.parametrize("seconds", [float("inf"), 1e308])
-def test_a_plugin_timeout_past_what_python_can_wait_for_means_never(seconds: float) -> None:
-    config = RunConfig.from_dict({"backend": "fake", "engine": {"plugin_timeout_s": seconds}})
-    with Engine(config) as engine:
-        assert len(engine.generate("the cat", config.sampling.model_copy(update={"max_tokens": 3}))[0].token_ids) == 3

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from pluglm.kernel.core import ModelInput, Segment
+from pluglm.kernel.core import Chunk, ModelInput, Segment
 from pluglm.kernel.errors import PluginError
 from pluglm.kernel.interfaces.component import BuildContext
 from pluglm.kernel.interfaces.kv import KVManager
@@ -56,9 +56,9 @@ class EchoRunner:
         layout = kv.layout
         self._stored = [(NEVER_WRITTEN, NEVER_WRITTEN)] * (layout.num_blocks * layout.block_size)
 
-    def make_input(self, parts: Sequence[tuple[int, Sequence[int], int]], all_rows: bool = False) -> ModelInput:
+    def make_input(self, chunks: Sequence[Chunk]) -> ModelInput:
         size, segments, tokens, positions, slots = self.kv.layout.block_size, [], [], [], []
-        for sequence_id, new, num_context in parts:
+        for sequence_id, new, num_context in chunks:
             table = self.kv.block_table(sequence_id)
             covered = table[: -(-(num_context + len(new)) // size)]
             segments.append(Segment(
@@ -75,7 +75,7 @@ class EchoRunner:
             token_ids_T=torch.tensor(tokens),
             positions_T=torch.tensor(positions),
             slots_T=torch.tensor(slots),
-            logit_rows_R=torch.tensor(list(range(len(tokens))) if all_rows else last_rows),
+            logit_rows_R=torch.tensor(last_rows),
             segments=tuple(segments),
             block_size=size,
         )
@@ -149,10 +149,10 @@ class DraftModelBench:
 
     def __init__(self, kv: KVManager, max_step_tokens: int = 32, draft_tokens: Any = None, **config: Any) -> None:
         self.runner = EchoRunner(kv, max_step_tokens)
-        self.asked: list[tuple[str, str]] = []
+        self.asked: list[str] = []
 
-        def build_runner(model: str, dtype: str) -> tuple[EchoRunner, Any]:
-            self.asked.append((model, dtype))
+        def build_runner(model: str) -> tuple[EchoRunner, Any]:
+            self.asked.append(model)
             return self.runner, draft_tokens or NamedTokens()
 
         context = build_context(build_runner=build_runner, max_step_tokens=max_step_tokens)

@@ -208,9 +208,8 @@ def test_another_holder_of_the_blocks_is_not_overwritten(make_bench, greedy, pla
     assert logits[0, :50].argmax().item() == greedy([1, 2, 3, 4, 5], 1)[0]
 
 
-@pytest.mark.parametrize(("dtype", "asked"), [(None, "float32"), ("bfloat16", "bfloat16")])
-def test_the_runner_is_asked_for(make_bench, small_pool, dtype, asked):
-    assert make_bench(small_pool(), dtype=dtype).asked == [("small", asked)]
+def test_the_runner_is_asked_for(make_bench, small_pool):
+    assert make_bench(small_pool()).asked == ["small"]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -27,7 +26,6 @@ from pluglm.kernel.registry import list_entries, load
 from pluglm.kernel.runner import ModelRunner
 
 KV_SHARE = 4  # the KV cache takes at most one part in this many of the free memory, unless the config says more
-MOST_THREADS = 1024  # far above what pays off; OpenMP ends the process when it cannot start them
 
 
 def build(run: ResolvedRun, services: Services, progress: Progress) -> Parts:
@@ -44,7 +42,7 @@ class _Builder:
     def __init__(self, run: ResolvedRun, services: Services, progress: Progress) -> None:
         self._run, self._services, self._progress = run, services, progress
         self._slots, self._config = run.slots, run.config
-        self.guard = Guard(min(run.config.engine.plugin_timeout_s, threading.TIMEOUT_MAX))
+        self.guard = Guard(run.config.engine.plugin_timeout_s)
         self._names = {slot: f"{slot} '{part.entry.name}'" for slot, part in self._slots.items()}
 
     def build(self) -> Parts:
@@ -86,9 +84,6 @@ class _Builder:
 
     def _backend(self) -> Backend:
         part, engine = self._slots["backend"], self._config.engine
-        if engine.num_threads is not None and engine.num_threads > MOST_THREADS:
-            where = f"{self._config.source}: engine.num_threads"
-            raise ConfigError(f"{where}: {engine.num_threads} is more than {MOST_THREADS}; give at most the machine's")
         reason = part.cls.unavailable()
         if reason is not None:
             raise PluginError(f"{part.entry} cannot run on this machine: {reason}")
@@ -138,7 +133,7 @@ class _Builder:
             bytes_per_token=spec.kv_values_per_token * getattr(torch, config.model.dtype).itemsize,
             tokenizer=tokenizer,
             eos_token_ids=self._services.eos_token_ids(checkpoint, tokenizer),
-            build_runner=lambda model, dtype: self._second_runner(backend, model, dtype),
+            build_runner=lambda model: self._second_runner(backend, model),
             resolve_component=self._resolve_component,
         )
 
@@ -157,10 +152,8 @@ class _Builder:
         kv: Any = Watched(built["kv"], self.guard, self._names["kv"])
         return ModelRunner(backend, model, Watched(attention, self.guard, self._names["attention"]), kv, store)
 
-    def _second_runner(self, backend: Backend, model: str, dtype: str) -> tuple[Runner, TokenizerView]:
+    def _second_runner(self, backend: Backend, model: str) -> tuple[Runner, TokenizerView]:
         """Another checkpoint on the same backend, with attention and KV of the same classes but of its own."""
-        if dtype != self._config.model.dtype:
-            raise ConfigError(f"a second model runs in the first one's dtype ({self._config.model.dtype}), not {dtype}")
         checkpoint = self._open(model, None)
         try:
             family = self._family(checkpoint, None)

@@ -7,8 +7,7 @@ import re
 import sys
 from pathlib import Path
 
-from pluglm.kernel.errors import PluginError
-from pluglm.kernel.guard import describe
+from pluglm.kernel.errors import PluginError, describe
 from pluglm.kernel.registry import Entry, find
 
 

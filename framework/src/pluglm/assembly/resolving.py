@@ -13,9 +13,8 @@ from typing import Any
 from pluglm.assembly.locating import locate
 from pluglm.assembly.run_config import RunConfig
 from pluglm.kernel.config import Slot, validate
-from pluglm.kernel.errors import ComponentFailure, IncompatibleError, PluginError, PluglmError
-from pluglm.kernel.guard import describe
-from pluglm.kernel.interfaces.component import Capabilities
+from pluglm.kernel.errors import ComponentFailure, IncompatibleError, PluginError, PluglmError, describe
+from pluglm.kernel.interfaces.component import BATCH_INVARIANT, DETERMINISTIC, Capabilities
 from pluglm.kernel.registry import Entry, load
 
 SLOTS: dict[str, tuple[str, ...]] = {
@@ -29,7 +28,6 @@ SLOTS: dict[str, tuple[str, ...]] = {
     "grammar": ("grammar",),
 }
 AUTO = {"backend": ("pluglm:cuda", "pluglm:cpu")}  # a fixed list: installing a package never changes a choice
-INVARIANT = "numerics:batch_invariant"
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +157,7 @@ def _check_combination(config: RunConfig, slots: Mapping[str, Resolved]) -> None
     tags |= {f"slot:{slot}": str(part.entry) for slot, part in slots.items()}
     tags[f"dtype:{config.model.dtype}"] = f"model.dtype {config.model.dtype}"
     if config.engine.deterministic:
-        tags["run:deterministic"] = "engine.deterministic"
+        tags[DETERMINISTIC] = "engine.deterministic"
     for slot, one in capabilities.items():
         for tag, reason in one.refuses.items():
             if tag in tags:
@@ -169,9 +167,9 @@ def _check_combination(config: RunConfig, slots: Mapping[str, Resolved]) -> None
                 raise IncompatibleError(f"{slots[slot].entry} needs '{tag}', which nothing here provides: {reason}")
     if config.engine.deterministic:
         for slot in ("backend", "attention", "quantizer"):
-            if slot in slots and INVARIANT not in capabilities[slot].provides:
+            if slot in slots and BATCH_INVARIANT not in capabilities[slot].provides:
                 raise IncompatibleError(
-                    f"{slots[slot].entry} cannot run with engine.deterministic: it does not provide '{INVARIANT}'"
+                    f"{slots[slot].entry} cannot run with engine.deterministic: it does not provide '{BATCH_INVARIANT}'"
                 )
 
 

@@ -1,23 +1,78 @@
-"""The public RunConfig: the kernel's model of a run, read from YAML or a dictionary with overrides by key path."""
+"""The config of a run: its keys and defaults, read from YAML or a dictionary with overrides by key path."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import PrivateAttr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 from pluglm.assembly.strict_yaml import UnreadableYamlError, parse_yaml
-from pluglm.kernel import config as kernel_config
-from pluglm.kernel.config import validate
+from pluglm.kernel.config import Slot, validate
 from pluglm.kernel.errors import ConfigError
+from pluglm.kernel.sampling_params import SamplingParams
+
+MOST_THREADS = 1024  # far beyond any machine; OpenMP fails in its own way on more
 
 
-class RunConfig(kernel_config.RunConfig):
-    __doc__ = kernel_config.RunConfig.__doc__
+class ModelConfig(BaseModel):
+    """path: a path, a name that an installed package registers, or a hub id. family: only to override model_type."""
 
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    path: str = "smollm2-135m-instruct"
+    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    revision: str | None = None
+    family: str | None = None
+    max_model_len: int | None = Field(default=None, ge=1)  # tokens; None is the model's own limit
+
+
+class EngineConfig(BaseModel):
+    """Limits of the engine loop. kv_memory: bytes for the KV cache, None is a quarter of what is free."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_num_seqs: int = Field(default=16, ge=1)
+    max_step_tokens: int = Field(default=512, ge=1)
+    deterministic: bool = False
+    num_threads: int | None = Field(default=None, ge=1, le=MOST_THREADS)
+    kv_memory: int | None = Field(default=None, ge=1)
+    plugin_timeout_s: float = Field(default=300.0, gt=0, le=threading.TIMEOUT_MAX)
+
+
+class RunConfig(BaseModel):
+    """One run: which component fills each slot, the model, the defaults of sampling and the engine's limits."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: ModelConfig = ModelConfig()
+    backend: Slot = Slot(use="auto")
+    attention: Slot = Slot(use="sdpa")
+    kv: Slot = Slot(use="paged")
+    scheduler: Slot = Slot(use="fcfs")
+    sampler: Slot = Slot(use="chain")
+    quantizer: Slot | None = None
+    drafter: Slot | None = None
+    grammar: Slot | None = None
+    hooks: tuple[Slot, ...] = ()
+    sampling: SamplingParams = SamplingParams()
+    engine: EngineConfig = EngineConfig()
+
+    _source: str = PrivateAttr(default="config")
+    _folder: Path | None = PrivateAttr(default=None)
     _overridden: frozenset[str] = PrivateAttr(default=frozenset())
+
+    @property
+    def source(self) -> str:
+        """The file it came from, for messages."""
+        return self._source
+
+    @property
+    def folder(self) -> Path | None:
+        """Where `module:Class` names may find loose files."""
+        return self._folder
 
     @property
     def overridden(self) -> frozenset[str]:
@@ -61,16 +116,16 @@ def _with_defaults(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_use(slot: str, value: Any) -> Any:
-    field = kernel_config.RunConfig.model_fields.get(slot)
+    field = RunConfig.model_fields.get(slot)
     default = field.default if field is not None else None
-    if isinstance(value, Mapping) and "use" not in value and isinstance(default, kernel_config.Slot):
+    if isinstance(value, Mapping) and "use" not in value and isinstance(default, Slot):
         return {"use": default.use, **value}
     return value
 
 
 def _is_slot(key: str) -> bool:
-    field = kernel_config.RunConfig.model_fields.get(key)
-    return field is not None and field.annotation in (kernel_config.Slot, kernel_config.Slot | None)
+    field = RunConfig.model_fields.get(key)
+    return field is not None and field.annotation in (Slot, Slot | None)
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

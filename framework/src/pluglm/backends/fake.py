@@ -14,7 +14,7 @@ from pluglm.kernel.core import ModelInput, Segment
 from pluglm.kernel.interfaces.attention import Attention
 from pluglm.kernel.interfaces.backend import Backend, BackendContext
 from pluglm.kernel.interfaces.checkpoint import Checkpoint
-from pluglm.kernel.interfaces.component import Capabilities, ComponentConfig
+from pluglm.kernel.interfaces.component import ATTENTION_UNUSED, BATCH_INVARIANT, Capabilities, ComponentConfig
 from pluglm.kernel.interfaces.kv import KVLayout, KVStore
 from pluglm.kernel.interfaces.model import LinearFactory, Model, ModelSpec
 from pluglm.kernel.interfaces.services import Progress
@@ -50,7 +50,7 @@ class FakeBackend(Backend):
     @classmethod
     def capabilities(cls, config: Any) -> Capabilities:
         return Capabilities(
-            provides=frozenset({"numerics:batch_invariant", "attention:unused"}),
+            provides=frozenset({BATCH_INVARIANT, ATTENTION_UNUSED}),
             refuses={"slot:quantizer": "it computes no weights, so there is nothing to quantise"},
         )
 

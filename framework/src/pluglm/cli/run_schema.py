@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 
 from pluglm.assembly.resolving import AUTO, SLOTS
+from pluglm.assembly.run_config import RunConfig
 from pluglm.cli.component_schema import Schema, component_schema
-from pluglm.kernel.config import RunConfig
 from pluglm.kernel.errors import PluginError
 from pluglm.kernel.registry import Entry, find, list_entries, load
 

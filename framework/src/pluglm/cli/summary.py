@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from pluglm.cli.terminal import new_table, print_on
+from pluglm.kernel.interfaces.component import ATTENTION_UNUSED
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -45,7 +46,7 @@ def _notes(run: ResolvedRun) -> list[str]:
         passed_over = "".join(f"; not {name}: {reason}" for name, reason in refused.items())
         notes.append(f"{slot}: auto chose {run.slots[slot].entry.name}{passed_over}")
     backend = run.slots["backend"]
-    if "attention:unused" in _provides(backend):
+    if ATTENTION_UNUSED in _provides(backend):
         notes.append(f"attention: never called, backend {backend.entry.name} computes none")
     return notes
 

@@ -10,6 +10,7 @@ from pluglm.kernel.core import Request, RequestMetrics, RequestView, Sequence
 from pluglm.kernel.errors import RequestError
 from pluglm.kernel.guard import Watched
 from pluglm.kernel.interfaces.grammar import Matcher
+from pluglm.kernel.interfaces.sampler import ParamsChecker
 from pluglm.kernel.interfaces.scheduler import Reject
 
 if TYPE_CHECKING:
@@ -23,10 +24,10 @@ def admit(request: Request, sequence_id: int, parts: Parts, live: Mapping[str, S
         raise RequestError(f"{name}: this id is already running; choose another")
     _check_ids(request, parts, name)
     request = replace(request, max_new_tokens=_new_tokens(request, parts, name))
-    check = getattr(parts.sampler, "check", None)
-    problem = parts.guard.call(parts.names["sampler"], lambda: check(request.params)) if check else None
-    if problem:
-        raise RequestError(f"{name}: {problem}")
+    if isinstance(sampler := parts.sampler, ParamsChecker):
+        problem = parts.guard.call(parts.names["sampler"], lambda: sampler.check(request.params))
+        if problem:
+            raise RequestError(f"{name}: {problem}")
     matcher = _matcher(request, parts, name)
     sequence = Sequence(
         sequence_id=sequence_id, request=request, token_ids=list(request.prompt_token_ids), matcher=matcher

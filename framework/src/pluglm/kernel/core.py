@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     import torch
@@ -54,7 +54,6 @@ class Sequence:
     drafts: list[int] = field(default_factory=list)  # proposed for this step, never committed unverified
     status: Status = Status.WAITING
     num_preemptions: int = 0
-    finish_reason: FinishReason | None = None
     matcher: Matcher | None = None  # grammar state after the committed tokens
     first_token_s: float | None = None
     num_drafted: int = 0
@@ -136,13 +135,23 @@ class StepPlan:
     preempted: tuple[int, ...] = ()
 
 
+class Chunk(NamedTuple):
+    """Tokens of one sequence to compute now, behind num_computed that the KV holds. What a flat batch is made of."""
+
+    sequence_id: int
+    token_ids: list[int]
+    num_computed: int
+
+
+BlockCopies = tuple[tuple[int, int], ...]  # (source block, target block)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
     """One sequence's rows in a flat batch. Written by the engine, read by backend and attention.
 
     Rows query_start .. query_start + num_query of the batch are positions num_context .. of the sequence.
-    block_table covers num_context + num_query tokens; position p lives in slot
-    block_table[p // block_size] * block_size + p % block_size.
+    block_table covers num_context + num_query tokens.
     """
 
     sequence_id: int
@@ -154,6 +163,11 @@ class Segment:
     @property
     def num_keys(self) -> int:
         return self.num_context + self.num_query
+
+    def slots(self, block_size: int, start: int = 0) -> list[int]:
+        """Where the keys at positions start .. num_keys are stored."""
+        table = self.block_table
+        return [table[p // block_size] * block_size + p % block_size for p in range(start, self.num_keys)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +185,7 @@ class ModelInput:
     logit_rows_R: torch.Tensor
     segments: tuple[Segment, ...]
     block_size: int
-    copies: tuple[tuple[int, int], ...] = ()
+    copies: BlockCopies = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

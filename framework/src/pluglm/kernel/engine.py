@@ -13,7 +13,18 @@ from typing import Any, TypeVar
 import torch
 
 from pluglm.kernel import admission, drafting
-from pluglm.kernel.core import Event, FinishReason, PlanItem, Request, Sequence, Status, StepPlan, StepView
+from pluglm.kernel.core import (
+    BlockCopies,
+    Chunk,
+    Event,
+    FinishReason,
+    PlanItem,
+    Request,
+    Sequence,
+    Status,
+    StepPlan,
+    StepView,
+)
 from pluglm.kernel.drawing import Drawer, Drawn, Window, follow
 from pluglm.kernel.errors import ComponentFailure, RequestError
 from pluglm.kernel.guard import Watched
@@ -34,7 +45,7 @@ class _Step:
     """What one step works on: the planned sequences, each with its token count, and the block copies to do first."""
 
     items: list[tuple[Sequence, int]] = field(default_factory=list)
-    copies: tuple[tuple[int, int], ...] = ()
+    copies: BlockCopies = ()
 
     @property
     def windows(self) -> list[Window]:
@@ -185,7 +196,7 @@ class EngineCore:
             return _Step()
         view = self._view()
 
-        def choose(kv: Any) -> tuple[StepPlan, list[str], tuple[tuple[int, int], ...], list[int]]:
+        def choose(kv: Any) -> tuple[StepPlan, list[str], BlockCopies, list[int]]:
             wanted = self.parts.scheduler.plan(view, view.budget, kv)
             plan, refused = refuse_bad_items(wanted, view, kv)
             return plan, refused, kv.commit(), [self._held_tokens(item.sequence_id) for item in plan.items]
@@ -259,10 +270,10 @@ class EngineCore:
         if not step.items:
             return None
         num_rows = [max(0, sequence.drafts_within(count) + 1) for sequence, count in step.items]
-        parts = [(s.sequence_id, s.pending(count), s.num_computed) for s, count in step.items]
+        chunks = [Chunk(s.sequence_id, s.pending(count), s.num_computed) for s, count in step.items]
 
         def run() -> torch.Tensor:
-            inputs = self.parts.runner.make_input(parts, num_rows=num_rows, copies=step.copies)
+            inputs = self.parts.runner.make_input(chunks, num_rows=num_rows, copies=step.copies)
             logits_RV = self.parts.runner.run(inputs)
             got = [*getattr(logits_RV, "shape", ()), getattr(logits_RV, "dtype", type(logits_RV).__name__)]
             asked = [sum(num_rows), self.parts.runner.spec.vocab_size, torch.float32]
@@ -364,7 +375,7 @@ class EngineCore:
         """The one terminal event of a request; its seat, KV and plugin state go back first."""
         if sequence.status is Status.FINISHED:
             return
-        sequence.status, sequence.finish_reason = Status.FINISHED, reason
+        sequence.status = Status.FINISHED
         self._running.pop(sequence.sequence_id, None)
         self._waiting.pop(sequence.sequence_id, None)
         del self._by_request[sequence.request.request_id]

@@ -1,6 +1,9 @@
-"""Every error that pluglm raises on purpose. All carry a message of one line that names the thing and the fix."""
+"""Every error that pluglm raises on purpose: one line that names the thing and the fix. And how to word one."""
 
 from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
 
 
 class PluglmError(Exception):
@@ -48,3 +51,15 @@ class ComponentFailure(PluglmError):  # noqa: N818 - named for what it reports
     def __init__(self, component: str, what: str) -> None:
         super().__init__(f"{component} {what}")
         self.component = component
+
+
+def describe(error: BaseException) -> str:
+    """One line about an exception: its type unless it is ours, and its message."""
+    text = " ".join(str(error).split())
+    return text if isinstance(error, PluglmError) else f"{type(error).__name__}: {text}"
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """ ", did you mean 'x'?" for the closest known name, or nothing."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f", did you mean '{close[0]}'?" if close else ""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from pluglm.kernel.errors import ComponentFailure, KVExhausted, PluglmError, RequestError
+from pluglm.kernel.errors import ComponentFailure, KVExhausted, RequestError, describe
 
 ResultT = TypeVar("ResultT")
 
@@ -103,9 +103,3 @@ class Watched:
 
         setattr(self, attribute, call)
         return call
-
-
-def describe(error: BaseException) -> str:
-    """One line about an exception: its type unless it is ours, and its message."""
-    text = " ".join(str(error).split())
-    return text if isinstance(error, PluglmError) else f"{type(error).__name__}: {text}"

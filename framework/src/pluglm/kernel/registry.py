@@ -5,7 +5,6 @@ Knows groups, names, versions and conflicts. It does not build anything and does
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import re
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from pluglm.kernel.errors import PluginError
+from pluglm.kernel.errors import PluginError, describe, nearest
 
 # kind -> (the interface class, the version of it that this kernel speaks). Strings, so that listing imports nothing.
 INTERFACES = "pluglm.kernel.interfaces."
@@ -87,10 +86,8 @@ def _canonical(distribution: str) -> str:
 
 
 def _unknown(kind: str, name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f", did you mean '{close[0]}'?" if close else ""
     choices = ", ".join(sorted(set(known))) or f"none (is the plugin package for '{kind}' installed?)"
-    return f"{kind} '{name}' is not installed{hint}; choices: {choices}"
+    return f"{kind} '{name}' is not installed{nearest(name, known)}; choices: {choices}"
 
 
 def load(entry: Entry) -> type[Any]:
@@ -108,9 +105,10 @@ def _import(entry: Entry) -> Any:
     try:
         return getattr(importlib.import_module(module_name), attribute)
     except (Exception, SystemExit) as error:  # a plugin may raise anything while it is imported
-        cause = " ".join(f"{type(error).__name__}: {error}".split())
         fix = "reinstall or upgrade it" if entry.distribution else "check the module and class name"
-        raise PluginError(f"{entry} cannot be imported: {cause}; {fix}, or name another {entry.kind}") from error
+        raise PluginError(
+            f"{entry} cannot be imported: {describe(error)}; {fix}, or name another {entry.kind}"
+        ) from error
 
 
 def _check_class(entry: Entry, cls: Any, interface: type[Any], version: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from pluglm.kernel.core import ModelInput, Segment
+from pluglm.kernel.core import BlockCopies, Chunk, ModelInput, Segment
 from pluglm.kernel.interfaces.backend import Backend
 from pluglm.kernel.interfaces.kv import KVManager, KVStore
 from pluglm.kernel.interfaces.model import Model, ModelSpec
@@ -21,38 +21,26 @@ class ModelRunner:
         self.spec: ModelSpec = model.spec
 
     def make_input(
-        self,
-        parts: Sequence[tuple[int, Sequence[int], int]],
-        all_rows: bool = False,
-        num_rows: Sequence[int] | None = None,
-        copies: tuple[tuple[int, int], ...] = (),
+        self, chunks: Sequence[Chunk], num_rows: Sequence[int] | None = None, copies: BlockCopies = ()
     ) -> ModelInput:
-        """A batch from (sequence_id, new token ids, number already computed) per sequence.
-
-        Logits are asked for the last num_rows[i] tokens of part i; by default for the last one, or for all.
-        """
+        """A flat batch. Logits are asked for the last num_rows[i] tokens of chunk i; by default for the last one."""
         block_size = self.kv.layout.block_size
         segments: list[Segment] = []
         tokens: list[int] = []
-        positions: list[int] = []
-        slots: list[int] = []
         rows: list[int] = []
-        for index, (sequence_id, token_ids, num_context) in enumerate(parts):
-            table = self.kv.block_table(sequence_id)
-            count = len(token_ids)
+        for index, chunk in enumerate(chunks):
             segment = Segment(
-                sequence_id=sequence_id,
+                sequence_id=chunk.sequence_id,
                 query_start=len(tokens),
-                num_query=count,
-                num_context=num_context,
-                block_table=table,
+                num_query=len(chunk.token_ids),
+                num_context=chunk.num_computed,
+                block_table=self.kv.block_table(chunk.sequence_id),
             )
             segments.append(segment)
-            tokens.extend(token_ids)
-            positions.extend(range(num_context, num_context + count))
-            slots.extend(table[p // block_size] * block_size + p % block_size for p in positions[-count:])
-            wanted = count if all_rows else (num_rows[index] if num_rows is not None else 1)
-            rows.extend(range(len(tokens) - wanted, len(tokens)))
+            tokens.extend(chunk.token_ids)
+            rows.extend(range(len(tokens) - (1 if num_rows is None else num_rows[index]), len(tokens)))
+        positions = [p for one in segments for p in range(one.num_context, one.num_keys)]
+        slots = [slot for one in segments for slot in one.slots(block_size, one.num_context)]
         return ModelInput(
             token_ids_T=torch.tensor(tokens, dtype=torch.int64),
             positions_T=torch.tensor(positions, dtype=torch.int64),

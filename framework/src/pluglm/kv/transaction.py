@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from pluglm.kernel.core import BlockCopies
 from pluglm.kernel.errors import KVExhausted
 from pluglm.kv.books import Books, Table
-
-Copies = tuple[tuple[int, int], ...]
 
 
 class BlockTransaction:
@@ -81,7 +80,7 @@ class BlockTransaction:
         self._require_open()
         return len(self._books.free) - self._num_taken + len(self._returned)
 
-    def commit(self) -> Copies:
+    def commit(self) -> BlockCopies:
         self._require_open()
         books = self._books
         del books.free[len(books.free) - self._num_taken :]

@@ -10,6 +10,7 @@ import torch
 
 from pluglm.kernel.errors import PluglmError
 from pluglm.kernel.interfaces.attention import Attention
+from pluglm.kernel.interfaces.component import BATCH_INVARIANT
 from pluglm.kernel.interfaces.model import LayerSpec, ModelSpec
 from pluglm.testing.attention_cases import (
     STALE,
@@ -27,8 +28,6 @@ from pluglm.testing.common import common_checks, provides
 from pluglm.testing.context import make_context, small_spec
 
 # T: tokens of the flat batch, N: query heads, K: kv heads, H: head dim
-
-INVARIANT = "numerics:batch_invariant"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +63,7 @@ def attention_checks(
     yield from common_checks("attention", cls, config, lambda: subject.build(plain_layer()))
     for function in ALWAYS:
         yield make_check(function, subject)
-    if provides(cls, config, INVARIANT):
+    if provides(cls, config, BATCH_INVARIANT):
         yield make_check(rows_are_bitwise_independent, subject)
         yield make_check(chunks_are_bitwise_invariant, subject)
 

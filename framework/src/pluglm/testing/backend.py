@@ -10,6 +10,7 @@ import torch
 
 from pluglm.kernel.core import ModelInput
 from pluglm.kernel.interfaces.backend import Backend, BackendContext
+from pluglm.kernel.interfaces.component import ATTENTION_UNUSED, BATCH_INVARIANT
 from pluglm.kernel.interfaces.kv import KVLayout, KVStore
 from pluglm.kernel.interfaces.model import Model
 from pluglm.testing.batches import Part, flat_input, grow
@@ -70,12 +71,12 @@ def backend_checks(cls: type[Any], config: Any = None) -> Iterator[Check]:
     for function in ALWAYS:
         yield make_check(function, subject)
     capabilities = cls.capabilities(config)
-    if "attention:unused" not in capabilities.provides:  # else keys and values are the backend's own affair
+    if ATTENTION_UNUSED not in capabilities.provides:  # else keys and values are the backend's own affair
         yield make_check(store_holds_keys_and_values, subject)
         yield make_check(layers_have_storage_of_their_own, subject)
     if "slot:quantizer" not in capabilities.refuses:
         yield make_check(given_linear_layers_are_used, subject)
-    if provides(cls, config, "numerics:batch_invariant"):
+    if provides(cls, config, BATCH_INVARIANT):
         yield make_check(bits_do_not_depend_on_the_batch, subject)
 
 

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 import torch
 
-from pluglm.kernel.core import ModelInput
+from pluglm.kernel.core import Chunk, ModelInput
 from pluglm.kernel.interfaces.kv import KVManager
 from pluglm.kernel.interfaces.model import LayerSpec, ModelSpec
 from pluglm.kernel.interfaces.services import TokenizerView
-from pluglm.testing.batches import Part, flat_input, slots_at
+from pluglm.testing.batches import flat_input, slots_at
 from pluglm.testing.block_kv import BlockPool
 from pluglm.testing.tokenizers import TinyTokenizer
 
@@ -29,8 +29,8 @@ class TableRunner:
         self.kv: KVManager = BlockPool(NUM_BLOCKS, BLOCK_SIZE)
         self._stored = [0] * (NUM_BLOCKS * BLOCK_SIZE)
 
-    def make_input(self, parts: Sequence[Part], all_rows: bool = False) -> ModelInput:
-        return flat_input(parts, self.kv, all_rows)
+    def make_input(self, chunks: Sequence[Chunk]) -> ModelInput:
+        return flat_input(chunks, self.kv, all_rows=False)
 
     def run(self, inputs: ModelInput) -> torch.Tensor:
         """logits_RV float32."""
@@ -58,6 +58,6 @@ class TableRunner:
         return torch.where(row < 262, (row * (state % 997 + 1) % 263) / 50.0, -9.0).float()
 
 
-def build_runner(model: str, dtype: str) -> tuple[TableRunner, TokenizerView]:
+def build_runner(model: str) -> tuple[TableRunner, TokenizerView]:
     """A fresh TableRunner and its tokenizer, whatever model is named."""
     return TableRunner(), TinyTokenizer()

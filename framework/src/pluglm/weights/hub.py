@@ -6,8 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from pluglm.kernel.errors import CheckpointError
-from pluglm.kernel.guard import describe
+from pluglm.kernel.errors import CheckpointError, describe
 from pluglm.kernel.interfaces.services import Progress
 from pluglm.weights.messages import quoted
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
-from pluglm.kernel.errors import CheckpointError
-from pluglm.kernel.guard import describe
+from pluglm.kernel.errors import CheckpointError, describe
 from pluglm.weights.messages import quoted
 
 GROUP = "pluglm.weights"

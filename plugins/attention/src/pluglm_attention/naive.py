@@ -12,7 +12,7 @@ import torch
 
 from pluglm.kernel.core import Segment
 from pluglm.kernel.interfaces.attention import Attention, AttentionBatch
-from pluglm.kernel.interfaces.component import BuildContext, Capabilities, ComponentConfig
+from pluglm.kernel.interfaces.component import BATCH_INVARIANT, BuildContext, Capabilities, ComponentConfig
 from pluglm.kernel.interfaces.kv import KVStore
 from pluglm.kernel.interfaces.model import LayerSpec
 from pluglm_attention.scores import capped, visible
@@ -45,7 +45,7 @@ class NaiveAttention(Attention):
 
     @classmethod
     def capabilities(cls, config: Any) -> Capabilities:
-        return Capabilities(provides=frozenset({"numerics:batch_invariant"}))
+        return Capabilities(provides=frozenset({BATCH_INVARIANT}))
 
     def plan(self, batch: AttentionBatch) -> NaivePlan:
         device = batch.slots_T.device

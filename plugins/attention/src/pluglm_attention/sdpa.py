@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from pluglm.kernel.errors import IncompatibleError
 from pluglm.kernel.interfaces.attention import Attention, AttentionBatch
-from pluglm.kernel.interfaces.component import BuildContext, Capabilities, ComponentConfig
+from pluglm.kernel.interfaces.component import DETERMINISTIC, BuildContext, Capabilities, ComponentConfig
 from pluglm.kernel.interfaces.kv import KVStore
 from pluglm.kernel.interfaces.model import LayerSpec
 from pluglm_attention.sdpa_plan import DecodePart, KeyRange, Part, SegmentPart, plan_parts
@@ -49,7 +49,7 @@ class SdpaAttention(Attention):
     @classmethod
     def capabilities(cls, config: Any) -> Capabilities:
         reason = "torch's sdpa picks its blocks by shape, so a row's bits depend on its batch; use attention 'naive'"
-        return Capabilities(refuses={"run:deterministic": reason})
+        return Capabilities(refuses={DETERMINISTIC: reason})
 
     def plan(self, batch: AttentionBatch) -> SdpaPlan:
         device = batch.slots_T.device

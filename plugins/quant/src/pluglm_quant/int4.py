@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 from torch.nn import functional
 
-from pluglm.kernel.interfaces.component import Capabilities, ComponentConfig
+from pluglm.kernel.interfaces.component import BATCH_INVARIANT, Capabilities, ComponentConfig
 from pluglm.kernel.interfaces.model import Linear
 from pluglm.kernel.interfaces.quantizer import Quantizer
 from pluglm_quant.checks import require_finite, require_matrix
@@ -98,7 +98,7 @@ class Int4Quantizer(Quantizer):
 
     @classmethod
     def capabilities(cls, config: Any) -> Capabilities:
-        return Capabilities(provides=frozenset({"numerics:batch_invariant"}))
+        return Capabilities(provides=frozenset({BATCH_INVARIANT}))
 
     def make_linear(self, name: str, weight_NK: torch.Tensor, bias_N: torch.Tensor | None) -> Int4Linear:
         """See the contract. Scale and zero are rounded to the model's dtype first, so q fits what is used."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from pluglm.kernel.interfaces.component import Capabilities, ComponentConfig
+from pluglm.kernel.interfaces.component import BATCH_INVARIANT, Capabilities, ComponentConfig
 from pluglm.kernel.interfaces.model import Linear
 from pluglm.kernel.interfaces.quantizer import Quantizer
 from pluglm_quant.checks import require_finite, require_matrix
@@ -65,7 +65,7 @@ class Int8Quantizer(Quantizer):
 
     @classmethod
     def capabilities(cls, config: Any) -> Capabilities:
-        return Capabilities(provides=frozenset({"numerics:batch_invariant"}))
+        return Capabilities(provides=frozenset({BATCH_INVARIANT}))
 
     def make_linear(self, name: str, weight_NK: torch.Tensor, bias_N: torch.Tensor | None) -> Int8Linear:
         """See the contract. The scale is rounded to the model's dtype first, so q fits the scale that is used."""

@@ -10,8 +10,7 @@ from pydantic import ValidatorFunctionWrapHandler, field_validator
 
 from pluglm.kernel.config import Slot
 from pluglm.kernel.core import SampleRow
-from pluglm.kernel.errors import ComponentFailure
-from pluglm.kernel.guard import describe
+from pluglm.kernel.errors import ComponentFailure, describe
 from pluglm.kernel.interfaces.component import BuildContext, ComponentConfig
 from pluglm.kernel.interfaces.sampler import LogitsStep, Sampler
 from pluglm.kernel.sampling_params import SamplingParams

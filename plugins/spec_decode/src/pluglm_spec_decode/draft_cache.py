@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from pluglm.kernel.core import BlockCopies
 from pluglm.kernel.errors import KVExhausted
 from pluglm.kernel.interfaces.kv import KVManager, KVTransaction
-
-Copies = tuple[tuple[int, int], ...]
 
 
 class DraftCache:
@@ -30,7 +29,7 @@ class DraftCache:
             return limit
         return next(index for index in range(limit) if stored[index] != token_ids[index])
 
-    def reserve(self, wanted: Mapping[int, tuple[int, int]]) -> tuple[set[int], Copies]:
+    def reserve(self, wanted: Mapping[int, tuple[int, int]]) -> tuple[set[int], BlockCopies]:
         """wanted: sequence_id -> (leading tokens to keep, tokens in all). Returns who has room, and block copies to do.
 
         A sequence without room keeps its leading tokens; the others are not affected.

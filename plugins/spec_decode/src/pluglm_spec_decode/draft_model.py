@@ -7,22 +7,20 @@ from dataclasses import dataclass, field, replace
 
 from pydantic import Field
 
+from pluglm.kernel.core import BlockCopies, Chunk
 from pluglm.kernel.interfaces.component import BuildContext, ComponentConfig
 from pluglm.kernel.interfaces.drafter import Drafter, DraftRequest
-from pluglm_spec_decode.draft_cache import Copies, DraftCache
+from pluglm_spec_decode.draft_cache import DraftCache
 from pluglm_spec_decode.same_vocabulary import require_same_vocabulary
 
 # R: rows with logits, V: vocabulary
 
-_Part = tuple[int, Sequence[int], int]  # sequence, new token ids, number already computed
-
 
 class DraftModelConfig(ComponentConfig):
-    """model: a path, a name that an installed package registers, or a hub id. dtype: None is the target's."""
+    """model: a path, a name that an installed package registers, or a hub id. It runs in the target's dtype."""
 
     model: str = Field(min_length=1)
     num_tokens: int = Field(default=4, ge=1, le=32)
-    dtype: str | None = None
 
 
 @dataclass(slots=True)
@@ -61,7 +59,7 @@ class DraftModelDrafter(Drafter):
         """Raises PluginError when the two models' token ids do not mean the same."""
         self._num_tokens = config.num_tokens
         self._max_step_tokens = context.max_step_tokens
-        self._runner, tokenizer = context.build_runner(config.model, config.dtype or context.dtype)
+        self._runner, tokenizer = context.build_runner(config.model)
         require_same_vocabulary(context.tokenizer.to_json(), tokenizer.to_json(), config.model)
         # Rows of a head beyond the tokenizer, or beyond the target's head, name no token.
         self._num_ids = min(tokenizer.vocab_size, context.spec.vocab_size)
@@ -120,30 +118,30 @@ class DraftModelDrafter(Drafter):
         self._catch_up(running, copies)
         for position in range(max((job.num_wanted for job in running), default=0) - 1):
             drafting = [job for job in running if job.num_wanted > position + 1]
-            parts = [(job.sequence_id, job.drafts[-1:], len(job.token_ids) + position) for job in drafting]
-            for job, token_id in zip(drafting, self._most_likely(parts), strict=True):
+            chunks = [Chunk(job.sequence_id, job.drafts[-1:], len(job.token_ids) + position) for job in drafting]
+            for job, token_id in zip(drafting, self._most_likely(chunks), strict=True):
                 job.drafts.append(token_id)
         for job in running:
             self._cache.note(job.sequence_id, job.token_ids + job.drafts[:-1])
 
-    def _catch_up(self, jobs: list[_Job], copies: Copies) -> None:
+    def _catch_up(self, jobs: list[_Job], copies: BlockCopies) -> None:
         """Computes what was committed since, at most max_step_tokens a call, and every job's first draft."""
         while behind := [job for job in jobs if not job.drafts]:
-            room, parts, fed = self._max_step_tokens, [], []
+            room, chunks, fed = self._max_step_tokens, list[Chunk](), list[_Job]()
             for job in behind:
                 new = job.token_ids[job.num_computed : job.num_computed + room]
                 if new:
-                    parts.append((job.sequence_id, new, job.num_computed))
+                    chunks.append(Chunk(job.sequence_id, new, job.num_computed))
                     fed.append(job)
                     room -= len(new)
                     job.num_computed += len(new)
-            for job, token_id in zip(fed, self._most_likely(parts, copies), strict=True):
+            for job, token_id in zip(fed, self._most_likely(chunks, copies), strict=True):
                 if job.num_computed == len(job.token_ids):
                     job.drafts.append(token_id)
             copies = ()
 
-    def _most_likely(self, parts: Sequence[_Part], copies: Copies = ()) -> list[int]:
-        """The token most likely after the last one of each part."""
-        logits_RV = self._runner.run(replace(self._runner.make_input(parts), copies=copies))
+    def _most_likely(self, chunks: Sequence[Chunk], copies: BlockCopies = ()) -> list[int]:
+        """The token most likely after the last one of each chunk."""
+        logits_RV = self._runner.run(replace(self._runner.make_input(chunks), copies=copies))
         token_ids: list[int] = logits_RV[:, : self._num_ids].argmax(dim=-1).tolist()
         return token_ids

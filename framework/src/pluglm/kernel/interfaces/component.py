@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     from pluglm.kernel.interfaces.services import ComponentResolver, RunnerFactory, TokenizerView
 
 
+BATCH_INVARIANT = "numerics:batch_invariant"  # a row's bits depend on its own sequence only
+DETERMINISTIC = "run:deterministic"  # provided by the run when the config asks for it
+ATTENTION_UNUSED = "attention:unused"  # the backend never calls the attention
+
+
 class ComponentConfig(BaseModel):
     """Base of a component's own config model. Frozen and strict about unknown keys; subclass it beside the class."""
 

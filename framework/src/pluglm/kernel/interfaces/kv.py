@@ -11,6 +11,8 @@ from pluglm.kernel.interfaces.component import Component
 if TYPE_CHECKING:
     import torch
 
+    from pluglm.kernel.core import BlockCopies
+
 KV_VERSION = 1
 
 
@@ -62,7 +64,7 @@ class KVTransaction(Protocol):
         """Blocks that could still be handed out inside this transaction."""
         ...
 
-    def commit(self) -> tuple[tuple[int, int], ...]:
+    def commit(self) -> BlockCopies:
         """Make it so; returns (source, target) block copies to do before the step writes."""
         ...
 

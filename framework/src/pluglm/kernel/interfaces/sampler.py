@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 from pluglm.kernel.interfaces.component import Component
 
@@ -31,6 +31,7 @@ class Sampler(Component, Protocol):
         ...
 
 
+@runtime_checkable
 class ParamsChecker(Protocol):
     """Optional ability of a sampler: refuse at admission what it would have to ignore."""
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     import torch
 
-    from pluglm.kernel.core import ModelInput
+    from pluglm.kernel.core import Chunk, ModelInput
     from pluglm.kernel.interfaces.checkpoint import Checkpoint
     from pluglm.kernel.interfaces.component import ComponentConfig
     from pluglm.kernel.interfaces.kv import KVManager
@@ -60,14 +60,13 @@ class Runner(Protocol):
     """A loaded model with its own KV and attention, for components that bring a second model.
 
     spec, kv: of that model. run: hidden states for every row are computed and their KV stored; returns logits_RV of
-    `inputs.logit_rows_R`. make_input: (sequence_id, new token ids, number already computed) per sequence, logits for
-    the last row of each when `all_rows` is false.
+    `inputs.logit_rows_R`. make_input: a flat batch with logits for the last token of each chunk.
     """
 
     spec: ModelSpec
     kv: KVManager
 
-    def make_input(self, parts: Sequence[tuple[int, Sequence[int], int]], all_rows: bool = False) -> ModelInput: ...
+    def make_input(self, chunks: Sequence[Chunk]) -> ModelInput: ...
 
     def run(self, inputs: ModelInput) -> torch.Tensor: ...
 
@@ -79,9 +78,9 @@ class ComponentResolver(Protocol):
 
 
 class RunnerFactory(Protocol):
-    """(model, dtype) -> a Runner for another checkpoint on the same backend and attention, and its tokenizer."""
+    """model -> a Runner for another checkpoint on the same backend, attention and dtype, and its tokenizer."""
 
-    def __call__(self, model: str, dtype: str) -> tuple[Runner, TokenizerView]: ...
+    def __call__(self, model: str) -> tuple[Runner, TokenizerView]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
