@@ -9,6 +9,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pluglm import RunConfig
 from pluglm.assembly.strict_yaml import UnreadableYamlError, parse_yaml
 from pluglm.cli.config_loading import parse_overrides
 from pluglm.kernel.errors import ConfigError

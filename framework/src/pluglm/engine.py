@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,6 +23,7 @@ from pluglm.kernel.sampling_params import SamplingParams
 from pluglm.outputs import Prompt, RequestOutput, StreamChunk
 from pluglm.prompts import prompt_token_ids
 
+WORKER_THREAD = "pluglm-worker"  # the name of the kernel's threads that run plugins
 ChunkStream = Generator[StreamChunk, None, None]
 Params = SamplingParams | Sequence[SamplingParams] | None
 
@@ -42,6 +44,8 @@ class Engine:
         self._next_id = 0
         self._closed = self._hooks_may_run = False
         self._to_cancel: list[str] = []  # asked for while a step was on its way
+        self._dropped: deque[str] = deque()  # nobody reads these any more
+        self._depth = 0  # blocks of _turn that the lock's owner is inside of
         self._core.parts.hooks.call("run_started", plan=self.run.plan())
 
     @classmethod
@@ -77,8 +81,9 @@ class Engine:
     def _submit(
         self, prompt: Prompt, params: SamplingParams | None, request_id: str | None, priority: int, tenant: str
     ) -> Request:
-        with self._lock:
+        with self._turn():
             self._check_open()
+            self._cancel_dropped()
             params = params or self.run.config.sampling
             token_ids = prompt_token_ids(prompt, self.tokenizer)
             if request_id is None:
@@ -103,14 +108,15 @@ class Engine:
         if self._hooks_may_run:  # a hook asks from the worker thread, while this engine's caller holds the lock
             self._to_cancel.append(request_id)
             return self._core.is_live(request_id)
-        with self._lock:
+        with self._turn():
             return self._core.cancel(request_id)
 
     def step(self) -> None:
         """Advance every request once and deliver the events to whoever waits for them."""
-        with self._lock:
+        with self._turn():
             self._check_open()
             self._cancel_asked()
+            self._cancel_dropped()
             with self._running_hooks():
                 self._deliver(self._core.step())
             self._cancel_asked()
@@ -148,7 +154,7 @@ class Engine:
 
     def _take(self, request_id: str) -> list[Event]:
         """Waiting events of one request; steps the engine once when there are none."""
-        with self._lock:
+        with self._turn():
             inbox = self._inboxes.get(request_id)
             if inbox is None:
                 raise RequestError(f"request '{request_id}': there is none of this id, or its events were read already")
@@ -159,9 +165,47 @@ class Engine:
 
     def _drop(self, request_id: str) -> None:
         """Nobody reads this request any more: cancel it if it still runs."""
-        with self._lock:
+        self._dropped.append(request_id)
+        self._settle()
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """The lock. Requests that are dropped while it is held are cancelled by its owner."""
+        try:
+            with self._lock:
+                self._depth += 1
+                try:
+                    yield
+                finally:
+                    self._depth -= 1
+        finally:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Cancel what was dropped, if nobody is at work; else whoever is, or comes next, does it.
+
+        The garbage collector closes dropped generators on any thread, also on the worker that the owner of the lock
+        waits for. So this never waits for the lock, and leaves the work to others when it is on a worker itself.
+        """
+        if threading.current_thread().name == WORKER_THREAD:
+            return
+        while self._dropped and self._lock.acquire(blocking=False):
+            try:
+                if self._depth:
+                    return
+                self._depth += 1
+                try:
+                    self._cancel_dropped()
+                finally:
+                    self._depth -= 1
+            finally:
+                self._lock.release()
+
+    def _cancel_dropped(self) -> None:
+        while self._dropped:
+            request_id = self._dropped.popleft()
             if self._inboxes.pop(request_id, None) is not None and not self._closed:
-                self.cancel(request_id)
+                self._core.cancel(request_id)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> ChunkStream:
         """Chunks of one request as they come; leaving the loop early cancels it. Raises RequestError when refused."""
@@ -223,12 +267,12 @@ class Engine:
                 if output.finish_reason is not None:
                     waiting.remove(output)
                     progress("generating", len(outputs) - len(waiting), len(outputs))
-            with self._lock:
+            with self._turn():
                 if waiting and not self._closed:  # closing it left the last events to be read
                     self.step()
 
     def _waiting_events(self, request_id: str) -> list[Event]:
-        with self._lock:
+        with self._turn():
             taken, self._inboxes[request_id] = self._inboxes[request_id], []
             return taken
 
@@ -257,7 +301,7 @@ class Engine:
 
     def close(self) -> None:
         """Cancel what runs and let go of the model. Safe to call twice."""
-        with self._lock:
+        with self._turn():
             if not self._closed:
                 self._closed = True
                 with self._running_hooks():

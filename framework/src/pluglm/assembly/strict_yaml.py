@@ -16,7 +16,7 @@ class UnreadableYamlError(ValueError):
 class _StrictLoader(yaml.SafeLoader):
     """SafeLoader, where a key given twice in one mapping is an error, as YAML 1.2 (section 3.2.1.1) has it."""
 
-    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
         seen: set[tuple[str, str]] = set()
         for key, _ in node.value:
