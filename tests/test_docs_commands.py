@@ -164,7 +164,7 @@ def succeed(command: str, folder: Path) -> str:
 
 def run_make(command: str, folder: Path) -> None:
     """What the target would do, in small: a run is run, tests are collected, tools and scripts must be there."""
-    recipe = succeed(f"{command} --dry-run --always-make", ROOT)
+    recipe = succeed(f"env -u MAKEFLAGS -u MAKELEVEL {command} --dry-run --always-make", ROOT)
     found = re.findall(r"^((?:\w+=\S+ )*)\.venv/bin/(\S+) ?(.*)$", recipe, re.MULTILINE)
     assert found or recipe.startswith("rm ")
     for settings, program, rest in found:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pluglm.kernel.core import Request, RequestMetrics, RequestView, Sequence
+from pluglm.kernel.core import Request, RequestView, Sequence
 from pluglm.kernel.errors import RequestError
 from pluglm.kernel.guard import Watched
 from pluglm.kernel.interfaces.grammar import Matcher
@@ -99,17 +99,4 @@ def view_of(sequence: Sequence) -> RequestView:
         num_output=sequence.num_output,
         max_new_tokens=request.max_new_tokens,
         num_preemptions=sequence.num_preemptions,
-    )
-
-
-def metrics_of(sequence: Sequence, now_s: float) -> RequestMetrics:
-    return RequestMetrics(
-        num_prompt_tokens=sequence.num_prompt,
-        num_output_tokens=sequence.num_output,
-        arrival_s=sequence.request.arrival_s,
-        first_token_s=sequence.first_token_s,
-        finished_s=now_s,
-        num_preemptions=sequence.num_preemptions,
-        num_drafted=sequence.num_drafted,
-        num_accepted=sequence.num_accepted,
     )

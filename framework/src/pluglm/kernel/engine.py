@@ -26,6 +26,7 @@ from pluglm.kernel.core import (
     StepView,
 )
 from pluglm.kernel.drawing import Drawer, Drawn, Window, follow
+from pluglm.kernel.ending import ending, metrics_of
 from pluglm.kernel.errors import ComponentFailure, RequestError
 from pluglm.kernel.guard import Watched
 from pluglm.kernel.interfaces.drafter import Drafter
@@ -321,11 +322,13 @@ class EngineCore:
             taken += 1
             delta = stream.push(token)
             text += delta.text
-            reason, stop = self._ending(sequence, token, delta.stopped)
+            matcher = sequence.matcher
+            terminated = matcher is not None and self._attempt("grammar", [sequence], partial(follow, matcher, token))
+            if terminated is None:
+                return
+            reason, stop = ending(sequence, token, delta.stopped, terminated, self.parts.eos_token_ids)
             if reason is not None:
                 break
-        if sequence.status is Status.FINISHED:
-            return
         sequence.first_token_s = now if sequence.first_token_s is None else sequence.first_token_s
         sequence.num_accepted += min(result.num_accepted, taken)
         tokens, logprobs = tuple(result.token_ids[:taken]), tuple(result.logprobs[:taken])
@@ -333,22 +336,6 @@ class EngineCore:
             self._events.append(Event(request_id=request.request_id, token_ids=tokens, text=text, logprobs=logprobs))
         else:
             self._finish(sequence, reason, stop=stop, token_ids=tokens, text=text, logprobs=logprobs)
-
-    def _ending(
-        self, sequence: Sequence, token: int, stopped: str | None
-    ) -> tuple[FinishReason | None, str | int | None]:
-        """Why the request is over after this token: a stop beats the length limit that the same token reaches."""
-        params = sequence.request.params
-        matcher = sequence.matcher
-        terminated = matcher is not None and self._attempt("grammar", [sequence], partial(follow, matcher, token))
-        if terminated is None:
-            return "error", None
-        if stopped is not None:
-            return "stop", stopped
-        is_eos = token in self.parts.eos_token_ids and not params.ignore_eos
-        if is_eos or token in params.stop_token_ids or terminated:
-            return "stop", token
-        return ("length", None) if sequence.num_output >= sequence.request.max_new_tokens else (None, None)
 
     def _observe(self, drafter: Drafter, committed: list[tuple[Sequence, Drawn]]) -> None:
         """Tell the drafter what became of its drafts, and give back the KV of those refused."""
@@ -385,7 +372,7 @@ class EngineCore:
         stream = self._streams.pop(sequence.sequence_id)
         if not isinstance(details.get("stop"), str):
             details["text"] = details.get("text", "") + stream.finish()
-        metrics = admission.metrics_of(sequence, self.now())
+        metrics = metrics_of(sequence, self.now())
         self._events.append(
             Event(request_id=sequence.request.request_id, finish_reason=reason, metrics=metrics, **details)
         )
