@@ -132,6 +132,26 @@ FAILURES = {
     "type": ("{{ 1 + 'a' }}", "unsupported operand"),
     "division": ("{{ 1 // 0 }}", "failed on these messages"),
     "range": ("{% for i in range(10 ** 9) %}{% endfor %}", "failed on these messages"),
+    "nested loops": (
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}x",
+        "takes more than 1000000 loop turns",
+    ),
+    "doubling macros": (
+        "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(90) }}",
+        "takes more than 1000000 loop turns and calls",
+    ),
+    "a recursive loop": (
+        "{% for i in [1, 2] recursive %}{{ loop([1, 2]) if loop.depth < 90 }}{% endfor %}",
+        "takes more than 1000000 loop turns and calls",
+    ),
+    "a loop that writes": (
+        "{% for i in range(100) %}{{ 'x' * 999999 }}{% endfor %}",
+        "writes more than 16000000 characters",
+    ),
+    "a long product": ("{{ 'x' * 10 ** 11 }}", "a product of 1 and 100000000000 is too long"),
+    "a long list": ("{{ 10 ** 9 * [1] }}", "a product of 1 and 1000000000 is too long"),
+    "a power": ("{{ 9 ** 99999999 }}", "the power 99999999 is too large"),
+    "lipsum": ("{{ lipsum(n=10 ** 7) }}", "'lipsum' is undefined"),
     "recursion": ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "failed on these messages"),
 }
 ESCAPES = (
@@ -148,6 +168,29 @@ ESCAPES = (
     "{% set ns = namespace() %}{% set ns.__init__ = 1 %}",
     "{{ (messages|map(attribute='__class__')|first).mro() }}",
 )
+
+
+LOOPS = (
+    "{% for m in messages %}{{ loop.index }}/{{ loop.length }}{{ loop.last }}{{ loop.revindex }},{% endfor %}",
+    "{% for a, b in [(1, 2), (3, 4)] if a > 1 %}{{ a }}{{ b }}{{ loop.nextitem }}{% else %}none{% endfor %}",
+    "{% for a in [] %}{{ a }}{% else %}none{% endfor %}",
+    "{% for key, value in {'x': 1, 'y': 2}.items() %}{{ loop.previtem }}{{ key }}{{ loop.cycle('o') }}{% endfor %}",
+    "{% for n in [[1], [2, 3]] recursive %}{{ n if n is number else loop(n) }}{{ loop.depth }};{% endfor %}",
+    "{% for a in range(9) %}{% if a == 3 %}{% continue %}{% elif a == 6 %}{% break %}{% endif %}{{ a }}{% endfor %}",
+    "{{ 3 * 'ab' }}{{ 2 ** 10 }}{{ 2.0 ** 3 }}{{ 'x' * -1 }}{% for c in 'abc' %}{{ c * 2 }}{% endfor %}",
+)
+
+
+@pytest.mark.parametrize("template", LOOPS)
+def test_counting_changes_nothing_about_a_loop(template: str) -> None:
+    expected = theirs(template).apply_chat_template([USER, USER], tokenize=False)
+    assert render_chat(ours(template), [USER, USER], add_generation_prompt=False) == expected
+
+
+def test_every_render_has_the_whole_budget() -> None:
+    template = "{% for i in range(6) %}{% for j in range(99999) %}{% endfor %}{% endfor %}x"
+    for _ in range(2):
+        assert render_chat(ours(template), [USER], add_generation_prompt=False) == "x"
 
 
 @pytest.mark.parametrize("failure", sorted(FAILURES))

@@ -88,6 +88,20 @@ def test_damaged_files_are_refused_in_one_line(damage: str, tmp_path: Path) -> N
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"])
+def test_what_is_there_but_no_file_is_not_taken_for_absent(name: str, tmp_path: Path) -> None:
+    """A cache whose blob is gone leaves a broken link; without the template a chat would silently be another prompt."""
+    for place in ("link", "folder"):
+        (tmp_path / place).mkdir()
+        write_folder(tmp_path / place)
+        (tmp_path / place / name).unlink(missing_ok=True)
+    (tmp_path / "link" / name).symlink_to(tmp_path / "gone")
+    (tmp_path / "folder" / name).mkdir()
+    for place in ("link", "folder"):
+        with pytest.raises(TokenizerError, match=f"{place}/{name}: a folder, a broken link or no plain file"):
+            Tokenizer.from_folder(tmp_path / place)
+
+
 def test_missing_tokenizers_say_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match=r"no such folder"):
         Tokenizer.from_folder(tmp_path / "nowhere")

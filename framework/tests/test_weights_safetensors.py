@@ -136,6 +136,10 @@ def twice(folder: Path) -> None:
 
 
 BROKEN_SHARDS = {
+    "a name no file can have": (
+        edit_index(lambda table: table.update(scalar=f"{'x' * 300}.safetensors")),
+        "names the shard 'xxx",
+    ),
     "missing shard": (lambda folder: (folder / "two.safetensors").unlink(), "lacks the shard 'two.safetensors'"),
     "no map": (lambda folder: (folder / INDEX).write_text("{}"), "has no table weight_map"),
     "map of numbers": (edit_index(lambda table: table.update(scalar=1)), "names the shard '1'"),
@@ -196,4 +200,11 @@ def test_folders_without_readable_weights(folder: Path, files: list[str], expect
     for file in files:
         (folder / file).write_bytes(b"\x80\x04.")
     with pytest.raises(CheckpointError, match=expected):
+        SafetensorsCheckpoint(folder)
+
+
+def test_a_broken_link_is_no_absent_generation_config(folder: Path) -> None:
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    (folder / "generation_config.json").symlink_to(folder / "gone")
+    with pytest.raises(CheckpointError, match=r"generation_config\.json: is missing"):
         SafetensorsCheckpoint(folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Mapping, Sequence
@@ -45,6 +46,7 @@ class Engine:
         self._closed = self._hooks_may_run = False
         self._to_cancel: list[str] = []  # asked for while a step was on its way
         self._dropped: deque[str] = deque()  # nobody reads these any more
+        self._process = os.getpid()
         self._depth = 0  # blocks of _turn that the lock's owner is inside of
         self._core.parts.hooks.call("run_started", plan=self.run.plan())
 
@@ -85,6 +87,7 @@ class Engine:
             self._check_open()
             self._cancel_dropped()
             params = params or self.run.config.sampling
+            _check_types(params, request_id, priority, tenant)
             token_ids = prompt_token_ids(prompt, self.tokenizer)
             if request_id is None:
                 request_id = self._new_id()
@@ -155,13 +158,17 @@ class Engine:
     def _take(self, request_id: str) -> list[Event]:
         """Waiting events of one request; steps the engine once when there are none."""
         with self._turn():
-            inbox = self._inboxes.get(request_id)
-            if inbox is None:
-                raise RequestError(f"request '{request_id}': there is none of this id, or its events were read already")
-            if not inbox:
+            if not self._inbox(request_id):
                 self.step()
-            taken, self._inboxes[request_id] = list(inbox), []
+            inbox = self._inbox(request_id)  # again: another reader may have dropped it
+            taken = list(inbox)
+            inbox.clear()
             return taken
+
+    def _inbox(self, request_id: str) -> list[Event]:
+        if (inbox := self._inboxes.get(request_id)) is None:
+            raise RequestError(f"request '{request_id}': there is none of this id, or its events were read already")
+        return inbox
 
     def _drop(self, request_id: str) -> None:
         """Nobody reads this request any more: cancel it if it still runs."""
@@ -171,6 +178,8 @@ class Engine:
     @contextmanager
     def _turn(self) -> Iterator[None]:
         """The lock. Requests that are dropped while it is held are cancelled by its owner."""
+        if self._is_foreign:
+            raise RequestError("this engine was made before this process was forked off; make a new one here")
         try:
             with self._lock:
                 self._depth += 1
@@ -181,13 +190,18 @@ class Engine:
         finally:
             self._settle()
 
+    @property
+    def _is_foreign(self) -> bool:
+        """A fork copies no thread, so nobody would ever do the work, and the lock may be held for good."""
+        return os.getpid() != self._process
+
     def _settle(self) -> None:
         """Cancel what was dropped, if nobody is at work; else whoever is, or comes next, does it.
 
         The garbage collector closes dropped generators on any thread, also on the worker that the owner of the lock
         waits for. So this never waits for the lock, and leaves the work to others when it is on a worker itself.
         """
-        if threading.current_thread().name == WORKER_THREAD:
+        if threading.current_thread().name == WORKER_THREAD or self._is_foreign:
             return
         while self._dropped and self._lock.acquire(blocking=False):
             try:
@@ -300,7 +314,9 @@ class Engine:
             raise RequestError("this engine is closed; make a new one")
 
     def close(self) -> None:
-        """Cancel what runs and let go of the model. Safe to call twice."""
+        """Cancel what runs and let go of the model. Safe to call twice; in a fork it does nothing."""
+        if self._is_foreign:
+            return
         with self._turn():
             if not self._closed:
                 self._closed = True
@@ -345,9 +361,24 @@ def _as_list(prompts: Any) -> list[Prompt]:
     return [many] if is_chat else many
 
 
+def _check_types(params: object, request_id: object, priority: object, tenant: object) -> None:
+    """A wrong type here would only show in a component, as everybody's failure."""
+    checks = (
+        ("params", params, SamplingParams),
+        ("request_id", "" if request_id is None else request_id, str),
+        ("priority", priority, int),
+        ("tenant", tenant, str),
+    )
+    for name, value, kind in checks:
+        if not isinstance(value, kind):
+            raise RequestError(f"{name} must be {kind.__name__}, not {type(value).__name__}")
+
+
 def _params_list(params: Params, count: int, default: SamplingParams) -> list[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or default] * count
+    if not isinstance(params, Sequence) or isinstance(params, str):
+        raise RequestError(f"sampling params must be SamplingParams, not {type(params).__name__}")
     if len(params) != count:
         raise RequestError(f"{len(params)} sampling params for {count} prompts; give one, or one each")
     if wrong := [one for one in params if not isinstance(one, SamplingParams)]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -25,6 +26,24 @@ class Raising:
     def check(self, params): return None
     def sample(self, logits_RV, rows): raise ZeroDivisionError("by design")
 """
+
+
+ENTRY = "from pluglm.cli.main import main; main()"
+CLOSED_STREAMS = [
+    ("stdout closed", ["--prompt", "x", "--quiet"], ">&-", 2, "standard output is closed; open it, or give --output"),
+    ("stderr closed", ["--prompt", "x"], "2>&- >/dev/null", 0, ""),
+    ("stderr full", ["--prompt", ""], "2>/dev/full", 2, ""),
+    ("stdin closed", [], "<&-", 2, "no prompt; give --prompt TEXT"),
+]
+
+
+@pytest.mark.parametrize("case", CLOSED_STREAMS, ids=lambda case: case[0])
+def test_a_closed_or_full_stream_changes_no_exit_code(fake_config: Path, case: tuple[str, list[str], str, int, str]):
+    _, arguments, redirection, code, message = case
+    command = shlex.join([sys.executable, "-c", ENTRY, "run", str(fake_config), *arguments])
+    done = subprocess.run(["sh", "-c", f"{command} {redirection}"], capture_output=True, text=True, check=False)
+    assert (done.returncode, message in done.stderr) == (code, True), done.stderr
+    assert "internal error" not in done.stderr
 
 
 def test_version(pluglm):
@@ -50,6 +69,7 @@ def test_version(pluglm):
         (["run", "{config}", "--prompts-file", "{config}", "--raw"], "--raw is for --prompt"),
         (["run", "{config}", "--prompts-file", "{config}", "--output", "{config}"], "is the prompts file itself"),
         (["run", "{config}", "--prompt", "x", "--output", "{config}/no/where"], "--output"),
+        (["run", "{config}", "--prompt", "x", "--output", "{config}"], "is the config file itself"),
         (["config", "check", "{config}", "--expect", "{config}"], "not valid JSON"),
         (["plugins", "list", "--kind", "atention"], "there is no kind 'atention'"),
         (["plugins", "show", "kv", "pagd"], "did you mean 'paged'?"),

@@ -86,3 +86,12 @@ def test_any_texts_are_read_back_in_order(tmp_path: Path, texts: list[str]):
 def test_no_bytes_end_in_anything_but_our_errors(tmp_path: Path, content: bytes):
     with contextlib.suppress(PluglmError):
         assert _read(tmp_path, content)
+
+
+def test_an_id_that_no_encoding_holds_does_not_end_the_run(pluglm, fake_config: Path, tmp_path: Path):
+    """JSON may spell a lone surrogate, which UTF-8 has no bytes for."""
+    prompts, output = tmp_path / "prompts.jsonl", tmp_path / "results.jsonl"
+    prompts.write_text('{"prompt": "a", "id": "x\\ud800"}\n{"prompt": "b", "id": "y"}\n')
+    outcome = pluglm("run", fake_config, "--prompts-file", prompts, "--output", output, "--quiet")
+    assert outcome.code == 0, outcome.err
+    assert [json.loads(line)["id"] for line in output.read_text().splitlines()] == ["x?", "y"]

@@ -112,6 +112,18 @@ REFUSALS: list[tuple[type[Any], dict[str, Any], str]] = [
     (LlamaModel, {"hidden_size": "64"}, "key 'hidden_size' is '64'; a whole number of at least 1 is needed"),
     (LlamaModel, {"num_hidden_layers": 0}, "key 'num_hidden_layers' is 0; a whole number of at least 1"),
     (LlamaModel, {"num_hidden_layers": True}, "key 'num_hidden_layers' is True"),
+    (
+        LlamaModel,
+        {"num_hidden_layers": 10**9},
+        "key 'num_hidden_layers' is 1000000000; a whole number of at most 10000",
+    ),
+    (LlamaModel, {"hidden_size": 10**30}, "a whole number of at most 281474976710656 is needed"),
+    (LlamaModel, {"rms_norm_eps": 10**400}, "a number above 0 is needed"),
+    (
+        LlamaModel,
+        {"rope_scaling": {"rope_type": "yarn", "factor": 4, "rope_theta": 1}},
+        "key 'rope_scaling.rope_theta' must be above 1",
+    ),
     (LlamaModel, {"num_key_value_heads": 3}, "key 'num_key_value_heads' is 3; it must divide the 4 query heads"),
     (LlamaModel, {"head_dim": 15}, "is 15; rotary embeddings need an even one"),
     (LlamaModel, {"rms_norm_eps": -1.0}, "key 'rms_norm_eps' is -1.0; a number above 0 is needed"),

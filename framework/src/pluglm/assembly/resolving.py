@@ -45,7 +45,7 @@ class Resolved:
         except PluglmError as error:
             kind = PluginError if isinstance(error, ComponentFailure) else type(error)
             raise kind(f"{self.entry} cannot be built: {error}") from error
-        except Exception as error:  # a plugin's constructor may raise anything
+        except (Exception, SystemExit) as error:  # a plugin's constructor may raise anything
             raise PluginError(f"{self.entry} cannot be built: {describe(error)}") from error
 
 
@@ -176,7 +176,7 @@ def _check_combination(config: RunConfig, slots: Mapping[str, Resolved]) -> None
 def _capabilities(part: Resolved) -> Capabilities:
     try:
         found: object = part.cls.capabilities(part.config)
-    except Exception as error:  # the plugin's own code
+    except (Exception, SystemExit) as error:  # the plugin's own code
         raise PluginError(f"{part.entry}: capabilities() raised {describe(error)}") from error
     if not isinstance(found, Capabilities):
         raise PluginError(f"{part.entry}: capabilities() must return Capabilities, not {type(found).__name__}")

@@ -95,6 +95,9 @@ class RunConfig(BaseModel):
         folder: Path | None = None,
     ) -> RunConfig:
         """The same from a dictionary."""
+        for what, value in (("a config", data), ("overrides", overrides or {})):
+            if not isinstance(value, Mapping):
+                raise ConfigError(f"{source}: {what} must be a mapping of keys, not {type(value).__name__}")
         merged = _with_defaults(data)
         for key_path, value in (overrides or {}).items():
             merged = _override(merged, key_path.split("."), value, key_path)

@@ -24,8 +24,9 @@ CallP = ParamSpec("CallP")
 
 
 def say_error(text: str) -> None:
-    """One line on stderr."""
-    typer.echo(f"error: {' '.join(text.split())}", err=True)
+    """One line on stderr, if that takes it: the exit code says what happened either way."""
+    with contextlib.suppress(OSError):
+        typer.echo(f"error: {' '.join(text.split())}", err=True)
 
 
 def guarded(command: Callable[CallP, int]) -> Callable[CallP, None]:
@@ -46,7 +47,8 @@ def exit_code(action: Callable[[], int], debug: bool) -> int:
     """What `action` returns, or the code of what it raises; only --debug shows a traceback."""
     try:
         code = action()
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return code
     except BrokenPipeError:
         _forget_stdout()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Annotated
 
 import typer
@@ -38,6 +40,8 @@ def _global_options(
 
 def main() -> None:
     """Runs the command line; always ends in SystemExit with one of the codes of `exits`."""
+    if sys.stderr is None:  # started with it closed
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for the rest of the process
     try:
         app(prog_name="pluglm")
     except KeyboardInterrupt:

@@ -30,6 +30,8 @@ class Output:
         self._file: TextIO | None = None
         if path is not None:
             _check_writable(path)
+        elif sys.stdout is None:
+            raise ConfigError("standard output is closed; open it, or give --output FILE")
 
     def __enter__(self) -> Self:
         if self._path is not None:

@@ -38,13 +38,13 @@ class RunOptions:
 def run_prompts(options: RunOptions) -> int:
     """Run the prompts; the exit code. Raises PluglmError for what is wrong before or while loading."""
     config = load_config(options.config, options.sets)
-    _refuse_overwriting(options.output, options.config, "the config file")
     try:
         jobs = _jobs(options, config.sampling)
     except BadLinesError as error:
         for line in error.lines:
             exits.say_error(line)
         raise
+    _refuse_overwriting(options.output, options.config, "the config file")
     target = Output(options.output)
     streams = options.prompts_file is None and not options.as_json
     if streams and jobs[0].params.logprobs is not None:

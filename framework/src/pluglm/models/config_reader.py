@@ -41,8 +41,10 @@ class ConfigReader:
             value = default
         if value is None:
             raise self.refuse(key, "is missing; a whole number is needed")
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise self.refuse(key, f"is {value!r}; a whole number from {least} to {most} is needed")
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise self.refuse(key, f"is {value!r}; a whole number of at least {least} is needed")
+        if value > most:
+            raise self.refuse(key, f"is {value!r}; a whole number of at most {most} is needed")
         return value
 
     def optional_integer(self, key: str, absent: int | None = None) -> int | None:

@@ -97,6 +97,8 @@ def _read_llama3(table: ConfigReader, max_position: int) -> dict[str, Any]:
 
 
 def _read_yarn(table: ConfigReader, max_position: int) -> dict[str, Any]:
+    if table.number("rope_theta", DEFAULT_THETA) <= 1.0:
+        raise table.refuse("rope_theta", "must be above 1 for yarn, which divides by its logarithm")
     original = table.integer("original_max_position_embeddings", max_position)
     factor = table.number("factor", max_position / original)
     return {

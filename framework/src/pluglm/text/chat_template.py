@@ -1,7 +1,6 @@
 """Renders chat messages to a prompt with the model's Jinja template, in a sandbox. Knows no token ids.
 
-Templates come with checkpoints and are untrusted code. The sandbox bounds what they reach, not how long they run or
-how much they write: a caller that takes templates from strangers must bound those itself.
+Templates come with checkpoints and are untrusted code: see pluglm.text.template_budget for what bounds them.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from jinja2 import nodes
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from pluglm.kernel.errors import RequestError, TokenizerError
 from pluglm.text.messages import one_line
+from pluglm.text.template_budget import BudgetedEnvironment, render_within_budget
 from pluglm.text.tokenizer import Tokenizer
 
 MAX_DEPTH = 100
@@ -54,11 +53,12 @@ class ChatTemplate:
         """
         if "messages" in variables:
             raise RequestError("template variable 'messages' is the list of messages itself; choose another name")
-        context = {"tools": None, "documents": None, **self._special_tokens}
+        context: dict[str, Any] = {"tools": None, "documents": None, **self._special_tokens}
         context.update({name: _plain(value, f"template variable {name!r}") for name, value in variables.items()})
         checked = checked_messages(messages)
         try:
-            return self._template.render(context, messages=checked, add_generation_prompt=add_generation_prompt)
+            context.update(messages=checked, add_generation_prompt=add_generation_prompt)
+            return render_within_budget(self._template, context)
         except Exception as error:  # a template can raise anything that an expression in it can
             raise self._failure("failed on these messages", error) from error
 
@@ -112,10 +112,8 @@ def _plain(value: Any, where: str, depth: int = 0) -> Any:
     raise RequestError(f"{where} is a {type(value).__name__}; only JSON values can reach a chat template")
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, loopcontrols]
-    )
+def _environment() -> BudgetedEnvironment:
+    environment = BudgetedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, loopcontrols])
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
