@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from engine_cases import GREEDY, fake_config, fake_tokens, ids, require_idle, vocab_size
+from pydantic import ValidationError
 
-from pluglm import Engine, RequestOutput, SamplingParams
+from pluglm import Engine, RequestOutput, RunConfig, SamplingParams
 from pluglm.kernel.errors import RequestError
 
 CONTEXT = 32
@@ -188,3 +189,31 @@ def test_seeds_are_reported_and_repeat_the_draw(engine: Engine) -> None:
     for output in first:
         again = engine.generate(ids(1), params.model_copy(update={"seed": output.seed}))[0]
         assert (again.token_ids, again.seed) == (output.token_ids, output.seed)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_tokens": True},
+        {"max_tokens": "5"},
+        {"seed": "7"},
+        {"stop_token_ids": [True]},
+        {"ignore_eos": "yes"},
+        {"temperature": True},
+        {"temperature": "0.5"},
+    ],
+    ids=str,
+)
+def test_parameters_of_another_type_are_refused_not_converted(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match="valid"):
+        SamplingParams(**wrong)
+
+
+def test_an_id_that_only_the_tokenizer_knows_is_refused_alone(make_tiny_model: Callable[..., Path]) -> None:
+    """The tokenizer has 320 ids, this model's embedding 100: reading id 200 would fail the whole batch."""
+    model = make_tiny_model("small_head", vocab_size=100)
+    with Engine.from_config(RunConfig.from_dict({"model": {"path": str(model), "dtype": "float32"}})) as engine:
+        outputs = engine.generate([ids(1, 2), ids(1, 200), ids(3)], wanting(3))
+    assert [output.finish_reason for output in outputs] == ["length", "refused", "length"]
+    assert outputs[1].error is not None
+    assert "token id 200, outside 0..99" in outputs[1].error

@@ -76,3 +76,10 @@ def test_it_reads_or_refuses_whatever_the_text(text: str) -> None:
     else:
         assert data == yaml.safe_load(text)
     assert "\n" not in refusal
+
+
+@pytest.mark.parametrize(("text", "value"), [("1e-5", 1e-5), ("-2E3", -2000.0), ("1.5e+2", 150.0), ("1e", "1e")])
+def test_numbers_with_an_exponent_are_numbers_as_in_yaml_1_2(text: str, value: float | str) -> None:
+    """YAML 1.2, section 10.2.1.4."""
+    assert parse_yaml(text) == value
+    assert isinstance(parse_yaml(text), type(value))

@@ -141,6 +141,7 @@ class Session:
     def __init__(self, model: Model) -> None:
         self.model = model
         self.attention = ListAttention()
+        self.num_prompts: dict[int, int] = {}  # sequence id -> prompt length, when it is not that of its first part
 
     def step(self, parts: Sequence[tuple[int, Sequence[int], int]]) -> list[torch.Tensor]:
         """Logits [tokens, V] of every row, one tensor a part."""
@@ -153,9 +154,11 @@ class Session:
         """The flat batch of these parts, which the attention is told of as well."""
         segments, tokens, positions = [], [], []
         for sequence_id, token_ids, num_context in parts:
+            num_prompt = self.num_prompts.setdefault(sequence_id, len(token_ids))
             segments.append(
                 Segment(
                     sequence_id=sequence_id,
+                    num_prompt=num_prompt,
                     query_start=len(tokens),
                     num_query=len(token_ids),
                     num_context=num_context,

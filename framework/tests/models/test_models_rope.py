@@ -77,6 +77,19 @@ def test_dynamic_scaling_sets_in_while_decoding_as_in_transformers(kit: Any) -> 
     kit.assert_same_as_transformers(pair, kit.prompt(9))
 
 
+def test_dynamic_scaling_does_not_depend_on_chunks(kit: Any) -> None:
+    """Past the original context too; transformers computes the prompt in one piece."""
+    parameters = SCALINGS["dynamic"] | {"rope_theta": 500.0}
+    pair = kit.build("llama", max_position_embeddings=16, rope_parameters=parameters)
+    prompt = kit.prompt(29)
+    expected = pair.reference_logits(prompt)
+    for size in (1, 7, 29):
+        session = kit.Session(pair.load())
+        session.num_prompts[1] = len(prompt)
+        rows = [session.step([(1, prompt[at : at + size], at)])[0] for at in range(0, len(prompt), size)]
+        torch.testing.assert_close(torch.cat(rows), expected, atol=2e-4, rtol=0)
+
+
 @pytest.mark.parametrize("case", [name for name in SCALINGS if name != "dynamic"])
 @pytest.mark.parametrize("spelling", ["new", "old", "older"])
 def test_frequencies_equal_transformers_in_every_spelling(case: str, spelling: str) -> None:
@@ -175,18 +188,18 @@ def test_a_table_grown_in_steps_equals_one_made_at_once() -> None:
 
 
 def test_dynamic_rotation_of_drafts_equals_that_of_single_tokens() -> None:
-    """Rows after the first chunk depend on their own position only: speculation and batch mates change no bit."""
+    """Rows behind the prompt depend on their own position only: speculation and batch mates change no bit."""
     rotary = make_rotary(rope_of("dynamic"), None, torch.float32, "cpu")
-    together = rotary_lengths(flat_batch((0, 20), (30, 3)))
+    together = rotary_lengths(flat_batch((0, 20), (30, 3), num_prompt=20))
     assert together.tolist() == [20] * 20 + [31, 32, 33]
-    alone = [rotary_lengths(flat_batch((30 + step, 1))).item() for step in range(3)]
+    alone = [rotary_lengths(flat_batch((30 + step, 1), num_prompt=20)).item() for step in range(3)]
     assert together[20:].tolist() == alone
     cos, _ = rotary.rows(torch.tensor([5]), torch.tensor([10]))
     plain, _ = rotary.rows(torch.tensor([5]), torch.tensor([16]))
     assert torch.equal(cos, plain)
 
 
-def flat_batch(*segments: tuple[int, int]) -> ModelInput:
+def flat_batch(*segments: tuple[int, int], num_prompt: int = 0) -> ModelInput:
     """A batch of (num_context, num_query) segments; only positions and segments are read here."""
     made, positions = [], []
     for sequence_id, (num_context, num_query) in enumerate(segments):
@@ -197,6 +210,7 @@ def flat_batch(*segments: tuple[int, int]) -> ModelInput:
                 num_query=num_query,
                 num_context=num_context,
                 block_table=(),
+                num_prompt=num_prompt,
             )
         )
         positions += range(num_context, num_context + num_query)

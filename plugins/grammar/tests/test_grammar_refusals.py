@@ -23,6 +23,7 @@ REFUSED = [
     ("ebnf", "root ::= x", "unknown kind 'ebnf'; 'llguidance' knows json_schema, regex"),
     ("regex", 3, "expected a string, not int"),
     ("regex", "a(", "unclosed group"),
+    ("regex", "a\ud800b", "a lone surrogate is no character"),
     ("regex", "(?=a)b", "look-around"),
     ("regex", r"[^\s\S]", "no text can match"),
     ("json_schema", 3, "expected a schema object, its JSON text or true, not int"),

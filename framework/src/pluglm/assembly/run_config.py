@@ -20,7 +20,7 @@ MOST_THREADS = 1024  # far beyond any machine; OpenMP fails in its own way on mo
 class ModelConfig(BaseModel):
     """path: a path, a name that an installed package registers, or a hub id. family: only to override model_type."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     path: str = "smollm2-135m-instruct"
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
@@ -32,7 +32,7 @@ class ModelConfig(BaseModel):
 class EngineConfig(BaseModel):
     """Limits of the engine loop. kv_memory: bytes for the KV cache, None is a quarter of what is free."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     max_num_seqs: int = Field(default=16, ge=1)
     max_step_tokens: int = Field(default=512, ge=1)

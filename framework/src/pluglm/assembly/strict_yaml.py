@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import yaml
@@ -26,6 +27,12 @@ class _StrictLoader(yaml.SafeLoader):
                 raise yaml.composer.ComposerError(None, None, f"key {key.value!r} is given twice", key.start_mark)
             seen.add((key.tag, key.value))
         return node
+
+
+# YAML 1.2 reads 1e-5 as a number; PyYAML keeps to 1.1, where it is a string without the dot.
+_StrictLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
 
 
 def parse_yaml(text: str) -> Any:

@@ -39,7 +39,7 @@ def admit(request: Request, sequence_id: int, parts: Parts, live: Mapping[str, S
 def _check_ids(request: Request, parts: Parts, name: str) -> None:
     if not request.prompt_token_ids:
         raise RequestError(f"{name}: the prompt is empty; give it at least one token")
-    vocab_size = parts.tokenizer.vocab_size
+    vocab_size = parts.num_ids
     for what, ids in (("prompt", request.prompt_token_ids), ("stop_token_ids", request.params.stop_token_ids)):
         if wrong := [one for one in ids if isinstance(one, bool) or not isinstance(one, int)]:
             raise RequestError(f"{name}: {what} holds {wrong[0]!r}, which is not an integer token id")

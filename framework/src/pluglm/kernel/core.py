@@ -141,6 +141,7 @@ class Chunk(NamedTuple):
     sequence_id: int
     token_ids: list[int]
     num_computed: int
+    num_prompt: int = 0  # as in Segment
 
 
 BlockCopies = tuple[tuple[int, int], ...]  # (source block, target block)
@@ -151,7 +152,8 @@ class Segment:
     """One sequence's rows in a flat batch. Written by the engine, read by backend and attention.
 
     Rows query_start .. query_start + num_query of the batch are positions num_context .. of the sequence.
-    block_table covers num_context + num_query tokens.
+    block_table covers num_context + num_query tokens. num_prompt is the request's prompt length, for what depends on
+    it whatever the chunks (dynamic rope scaling); 0 when there is no prompt to speak of.
     """
 
     sequence_id: int
@@ -159,6 +161,7 @@ class Segment:
     num_query: int
     num_context: int
     block_table: tuple[int, ...]
+    num_prompt: int = 0
 
     @property
     def num_keys(self) -> int:

@@ -181,7 +181,7 @@ class EngineCore:
         if drafter is None or not asked:
             return
         touched = [self._running[one.sequence_id] for one in asked]
-        ask = partial(drafting.ask, drafter, asked, self.parts.tokenizer.vocab_size)
+        ask = partial(drafting.ask, drafter, asked, self.parts.num_ids)
         answers = self._attempt("drafter", touched, ask)
         for sequence, answer in zip(touched, answers or [], strict=False):
             if isinstance(answer, str):
@@ -271,7 +271,7 @@ class EngineCore:
         if not step.items:
             return None
         num_rows = [max(0, sequence.drafts_within(count) + 1) for sequence, count in step.items]
-        chunks = [Chunk(s.sequence_id, s.pending(count), s.num_computed) for s, count in step.items]
+        chunks = [Chunk(s.sequence_id, s.pending(count), s.num_computed, s.num_prompt) for s, count in step.items]
 
         def run() -> torch.Tensor:
             inputs = self.parts.runner.make_input(chunks, num_rows=num_rows, copies=step.copies)

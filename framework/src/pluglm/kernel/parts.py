@@ -42,3 +42,8 @@ class Parts:
     names: dict[str, str]
     budget: Budget
     max_model_len: int
+
+    @property
+    def num_ids(self) -> int:
+        """Ids that mean something and that the model can read: a tokenizer may be larger than the model, or smaller."""
+        return min(self.tokenizer.vocab_size, self.runner.spec.vocab_size)

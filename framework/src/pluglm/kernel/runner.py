@@ -35,6 +35,7 @@ class ModelRunner:
                 num_query=len(chunk.token_ids),
                 num_context=chunk.num_computed,
                 block_table=self.kv.block_table(chunk.sequence_id),
+                num_prompt=chunk.num_prompt,
             )
             segments.append(segment)
             tokens.extend(chunk.token_ids)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, model_validator
 
+StrictNumber = Annotated[float, Field(strict=True)]  # takes an int, not "0.5" or true
 GREEDY_BELOW = 1e-5  # temperatures under this mean argmax
 
 
@@ -38,21 +39,21 @@ class SamplingParams(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    temperature: float = Field(default=1.0, ge=0.0, allow_inf_nan=False)
-    top_k: int = Field(default=0, ge=-1)
-    top_p: float = Field(default=1.0, ge=0.0, le=1.0)
-    min_p: float = Field(default=0.0, ge=0.0, le=1.0)
-    repetition_penalty: float = Field(default=1.0, gt=0.0, allow_inf_nan=False)
-    frequency_penalty: float = Field(default=0.0, allow_inf_nan=False)
-    presence_penalty: float = Field(default=0.0, allow_inf_nan=False)
-    seed: int | None = Field(default=None, ge=0, lt=2**64)
-    max_tokens: int | None = Field(default=128, ge=1)
+    temperature: StrictNumber = Field(default=1.0, ge=0.0, allow_inf_nan=False)
+    top_k: StrictInt = Field(default=0, ge=-1)
+    top_p: StrictNumber = Field(default=1.0, ge=0.0, le=1.0)
+    min_p: StrictNumber = Field(default=0.0, ge=0.0, le=1.0)
+    repetition_penalty: StrictNumber = Field(default=1.0, gt=0.0, allow_inf_nan=False)
+    frequency_penalty: StrictNumber = Field(default=0.0, allow_inf_nan=False)
+    presence_penalty: StrictNumber = Field(default=0.0, allow_inf_nan=False)
+    seed: StrictInt | None = Field(default=None, ge=0, lt=2**64)
+    max_tokens: StrictInt | None = Field(default=128, ge=1)
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
-    include_stop: bool = False
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    logprobs: int | None = Field(default=None, ge=0, le=100)
-    skip_special_tokens: bool = True
+    include_stop: StrictBool = False
+    stop_token_ids: tuple[StrictInt, ...] = ()
+    ignore_eos: StrictBool = False
+    logprobs: StrictInt | None = Field(default=None, ge=0, le=100)
+    skip_special_tokens: StrictBool = True
     grammar: GrammarSpec | None = None
 
     @model_validator(mode="before")

@@ -97,15 +97,12 @@ def make_rotary(rope: RopeSettings, divisors_F: torch.Tensor | None, dtype: torc
 def rotary_lengths(inputs: ModelInput) -> torch.Tensor:
     """lengths_T, int64: the sequence length that each row's rotation is made for (dynamic scaling only).
 
-    A prompt computed in one piece takes its own length, so prompt and greedy decoding equal transformers; any later
-    row takes its position + 1, so drafts verified together equal tokens decoded one by one. What is left open: past
-    the original context, a prompt cut into chunks, found in a prefix cache or recomputed after preemption is rotated
-    for other lengths than one computed in one piece (transformers, fed in chunks, differs from itself alike).
+    A prompt's rows take the prompt's length, later ones their position + 1: what transformers uses for a prompt in
+    one piece and greedy decoding, and the same for any chunks, batch mates, drafts and recomputation.
     """
     lengths_T = inputs.positions_T + 1
     for segment in inputs.segments:
-        if segment.num_context == 0:
-            lengths_T[segment.query_start : segment.query_start + segment.num_query] = segment.num_query
+        lengths_T[segment.query_start : segment.query_start + segment.num_query].clamp_(min=segment.num_prompt)
     return lengths_T
 
 

@@ -30,7 +30,7 @@ class TableRunner:
         self._stored = [0] * (NUM_BLOCKS * BLOCK_SIZE)
 
     def make_input(self, chunks: Sequence[Chunk]) -> ModelInput:
-        return flat_input(chunks, self.kv, all_rows=False)
+        return flat_input([chunk[:3] for chunk in chunks], self.kv, all_rows=False)
 
     def run(self, inputs: ModelInput) -> torch.Tensor:
         """logits_RV float32."""

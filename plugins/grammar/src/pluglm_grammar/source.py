@@ -42,6 +42,8 @@ def read_source(spec: GrammarSpec, config: LlguidanceConfig) -> Source:
         text = schema_text(read_schema(spec.value, config.max_nesting))
     elif not isinstance(text, str):
         raise RequestError(f"grammar {spec.kind}: expected a string, not {type(text).__name__}")
+    elif any("\ud800" <= character <= "\udfff" for character in text):
+        raise RequestError(f"grammar {spec.kind}: a lone surrogate is no character; no text can match it")
     _check_size(spec.kind, text, config)
     return Source(kind=spec.kind, text=text)
 
