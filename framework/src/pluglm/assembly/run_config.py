@@ -149,7 +149,7 @@ def _override(data: dict[str, Any], keys: list[str], value: Any, key_path: str) 
     """A copy of data with one value set. Naming another component drops the keys of the one it replaces."""
     key, rest = keys[0], keys[1:]
     if not key:
-        raise ConfigError(f"--set {key_path}: empty key in the path")
+        raise ConfigError(f"override {key_path}: empty key in the path")
     if not rest:
         replaces = key == "use" and data.get("use") not in (None, value)
         return {key: value} if replaces else {**data, key: value}
@@ -157,5 +157,5 @@ def _override(data: dict[str, Any], keys: list[str], value: Any, key_path: str) 
     if isinstance(below, str) and _is_slot(key):
         below = {"use": below}
     if below is not None and not isinstance(below, dict):
-        raise ConfigError(f"--set {key_path}: '{key}' is not a mapping, so nothing can be set below it")
+        raise ConfigError(f"override {key_path}: '{key}' is not a mapping, so nothing can be set below it")
     return {**data, key: _with_use(key, _override(below or {}, rest, value, key_path))}
