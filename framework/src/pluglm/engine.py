@@ -23,6 +23,7 @@ from pluglm.kernel.interfaces.services import Progress
 from pluglm.kernel.sampling_params import SamplingParams
 from pluglm.outputs import Prompt, RequestOutput, StreamChunk
 from pluglm.prompts import prompt_token_ids
+from pluglm.text.tokenizer import Tokenizer
 
 WORKER_THREAD = "pluglm-worker"  # the name of the kernel's threads that run plugins
 ChunkStream = Generator[StreamChunk, None, None]
@@ -64,9 +65,9 @@ class Engine:
         return self.run.config
 
     @property
-    def tokenizer(self) -> Any:
+    def tokenizer(self) -> Tokenizer:
         """The tokenizer of the model: encode, decode, vocab_size, eos_token_ids."""
-        return self._core.parts.tokenizer
+        return cast(Tokenizer, self._core.parts.tokenizer)
 
     def submit(
         self,

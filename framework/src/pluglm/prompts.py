@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import cast
 
 from pluglm.kernel.errors import RequestError
 from pluglm.outputs import Message, Prompt
+from pluglm.text.tokenizer import Tokenizer
 
 
-def prompt_token_ids(prompt: Prompt, tokenizer: Any) -> list[int]:
+def prompt_token_ids(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:
     """Ids of a string, {"prompt_token_ids": [...]}, or a list of messages (through the model's chat template).
 
     Raises RequestError for anything else, TokenizerError when the template refuses the messages.

@@ -85,6 +85,7 @@ def _ask_policy(sequence: Sequence, parts: Parts, name: str, num_waiting: int) -
 
 
 def view_of(sequence: Sequence) -> RequestView:
+    """What schedulers see of it in this step."""
     request = sequence.request
     return RequestView(
         sequence_id=sequence.sequence_id,

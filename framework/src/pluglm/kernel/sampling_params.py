@@ -31,7 +31,7 @@ class GrammarSpec(BaseModel):
 class SamplingParams(BaseModel):
     """How one request is sampled. Frozen; a wrong value is refused when the object is made.
 
-    temperature 0 is greedy: truncations are ignored, nothing is drawn. top_k 0, top_p 1 and min_p 0 are off.
+    temperature 0 is greedy: truncations are ignored, nothing is drawn. top_k 0 or -1, top_p 1, min_p 0 are off.
     repetition_penalty sees prompt and output; frequency_penalty and presence_penalty see the output only.
     seed None draws a fresh one. max_tokens None means: until the context is full. logprobs n adds the n most likely
     tokens of each position. ignore_eos only keeps EOS from ending the output.

@@ -56,7 +56,9 @@ class Backend(Component, Protocol):
         """The model on this device. make_linear is the quantizer's; None means the backend's own plain layers."""
         ...
 
-    def allocate_kv(self, layout: KVLayout, spec: ModelSpec) -> KVStore: ...
+    def allocate_kv(self, layout: KVLayout, spec: ModelSpec) -> KVStore:
+        """Storage for every slot of every layer, contents undefined. MemoryError when it does not fit."""
+        ...
 
     def execute(self, model: Model, inputs: ModelInput, attention: Attention, kv: KVStore) -> torch.Tensor:
         """Copies blocks, runs the model, stores KV for every row; returns logits_RV float32 of inputs.logit_rows_R."""

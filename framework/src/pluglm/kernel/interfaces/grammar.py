@@ -43,6 +43,8 @@ class Matcher(Protocol):
 
 
 class Grammar(Component, Protocol):
+    """Knows one or more kinds of specification; every matcher that it makes is one sequence's own."""
+
     def compile(self, spec: GrammarSpec) -> Matcher:
         """A fresh matcher; equal specs share no state. Raises RequestError naming what is wrong in the spec."""
         ...

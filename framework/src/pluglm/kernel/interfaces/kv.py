@@ -68,7 +68,9 @@ class KVTransaction(Protocol):
         """Make it so; returns (source, target) block copies to do before the step writes."""
         ...
 
-    def rollback(self) -> None: ...
+    def rollback(self) -> None:
+        """As if it had never been opened."""
+        ...
 
 
 class KVManager(Component, Protocol):
@@ -80,13 +82,17 @@ class KVManager(Component, Protocol):
     @property
     def layout(self) -> KVLayout: ...
 
-    def capacity(self) -> Capacity: ...
+    def capacity(self) -> Capacity:
+        """Of the committed state."""
+        ...
 
     def max_request_tokens(self) -> int:
         """The longest sequence that an empty pool can hold: the answer to "can this ever fit?"."""
         ...
 
-    def transaction(self) -> KVTransaction: ...
+    def transaction(self) -> KVTransaction:
+        """Opens one on the committed state."""
+        ...
 
     def block_table(self, sequence_id: int) -> tuple[int, ...]:
         """Committed blocks in order. KeyError when the sequence holds none."""
