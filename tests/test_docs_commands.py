@@ -149,6 +149,7 @@ def unpack_example(site: Path) -> None:
 def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "NO_COLOR": "1", "COLUMNS": "200"}
     environment["PYTHONPATH"] = str(folder.parent / "site")
+    environment["PROMPT"] = "Hello"  # the Makefile exports one
     return subprocess.run(
         ["bash", "-euo", "pipefail", "-c", command.replace(".venv/bin/", f"{BIN}/")],
         cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False,

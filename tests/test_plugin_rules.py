@@ -174,6 +174,27 @@ def test_rule_2_a_loose_scheduling_policy_fills_the_scheduler_slot(tiny_model: P
         resolve(RunConfig.from_dict({**data, "scheduler": "no_policy:Mine"}, folder=tmp_path))
 
 
+def test_a_class_needs_no_base_class_and_no_capabilities(tiny_model: Path, tmp_path: Path) -> None:
+    source = GOOD.replace("class Good(Attention):", "class Good:")
+    start = source.index("    @classmethod")
+    source = source[:start] + source[source.index("    def plan") :]
+    (tmp_path / "plain_attention.py").write_text(source)
+    data = {"model": {"path": str(tiny_model), "dtype": "float32"}, "attention": "plain_attention:Good"}
+    with Engine.from_config(RunConfig.from_dict(data, folder=tmp_path)) as engine:
+        assert engine.generate("the cat", SamplingParams(temperature=0, max_tokens=3))[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("steps", "says"),
+    [(["tempreature"], "did you mean 'temperature'"), ([{"use": "top_k", "foo": 1}], "foo: unknown key")],
+)
+def test_rule_4_the_steps_of_a_sampler_are_checked_with_the_config(
+    tiny_model: Path, steps: list[Any], says: str
+) -> None:
+    with pytest.raises(PluglmError, match=says):
+        resolve(config_for(tiny_model, sampler={"steps": steps}))
+
+
 @pytest.mark.parametrize("stated", ["interface_version = 2", "pass"])
 def test_rule_3_wrong_interface_version(install: Install, tiny_model: Path, stated: str) -> None:
     module = f"version_{len(stated)}"

@@ -22,7 +22,13 @@ class Message(TypedDict):
     content: str
 
 
-Prompt = str | PromptTokens | Sequence[Message] | Mapping[str, Sequence[int]]
+class Chat(TypedDict):
+    """A list of messages, as one mapping."""
+
+    messages: Sequence[Message]
+
+
+Prompt = str | PromptTokens | Chat | Sequence[Message] | Mapping[str, Sequence[int]]
 
 
 @dataclass(slots=True)

@@ -6,21 +6,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
 from pluglm.kernel.errors import RequestError
-from pluglm.outputs import Message, Prompt
+from pluglm.outputs import Chat, Message, Prompt, PromptTokens
 from pluglm.text.tokenizer import Tokenizer
 
 
 def prompt_token_ids(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:
-    """Ids of a string, {"prompt_token_ids": [...]}, or a list of messages (through the model's chat template).
+    """Ids of a string, {"prompt_token_ids": [...]}, a list of messages or {"messages": [...]}.
+
+    A string is taken as it is; messages go through the model's chat template.
 
     Raises RequestError for anything else, TokenizerError when the template refuses the messages.
     """
     if isinstance(prompt, str):
         return list(tokenizer.encode(prompt))
     if isinstance(prompt, Mapping):
+        if set(prompt) == {"messages"}:
+            return prompt_token_ids(cast(Chat, prompt)["messages"], tokenizer)
         if set(prompt) != {"prompt_token_ids"}:
-            raise RequestError(f"a prompt mapping holds only 'prompt_token_ids', not {sorted(map(str, prompt))}")
-        token_ids = prompt["prompt_token_ids"]
+            raise RequestError(
+                f"a prompt mapping holds 'prompt_token_ids' or 'messages', not {sorted(map(str, prompt))}"
+            )
+        token_ids = cast(PromptTokens, prompt)["prompt_token_ids"]
         if isinstance(token_ids, str) or not isinstance(token_ids, Iterable):
             raise RequestError(f"prompt_token_ids must be a list of token ids, not {type(token_ids).__name__}")
         return list(token_ids)

@@ -126,6 +126,20 @@ def test_debug_shows_where_a_users_mistake_was_found(pluglm):
     assert "Traceback" in outcome.err
 
 
+@pytest.mark.parametrize("debug", [False, True])
+def test_debug_shows_where_a_plugin_raised(pluglm, fake_config: Path, tmp_path: Path, debug: bool):
+    source = "from pluglm_samplers.greedy import GreedySampler\nclass Mine(GreedySampler):\n"
+    source += (
+        "    def check(self, params): return None\n    def sample(self, logits_RV, rows): raise KeyError('lost')\n"
+    )
+    (fake_config.parent / "my_sampler.py").write_text(source)
+    arguments = ["run", str(fake_config), "--prompt", "x", "--set", "sampler=my_sampler:Mine"]
+    outcome = pluglm(*(["--debug"] if debug else []), *arguments)
+    assert outcome.code == 1
+    assert "sampler 'my_sampler:Mine' raised KeyError: 'lost'" in outcome.err
+    assert ("my_sampler.py" in outcome.err and "Traceback" in outcome.err) is debug
+
+
 def _endless(fake_config: Path) -> subprocess.Popen[bytes]:
     code = "from pluglm.cli.main import main; main()"
     arguments = ["run", str(fake_config), "--prompt", "x", "--set", "sampling.max_tokens=8000"]

@@ -29,6 +29,12 @@ def test_listing_imports_neither_torch_nor_any_plugin():
         assert ours == {"pluglm", "pluglm.kernel", "pluglm.kernel.errors", "pluglm.kernel.registry"}
 
 
+def test_a_policy_is_found_under_the_name_of_its_slot(pluglm):
+    card = pluglm("plugins", "show", "scheduler", "priority")
+    assert card.code == 0
+    assert "pluglm_schedulers.priority:PriorityPolicy" in card.out
+
+
 def test_json_rows_say_what_package_metadata_says(pluglm):
     rows = json.loads(pluglm("plugins", "list", "--kind", "kv", "--json").out)
     assert [(row["kind"], row["name"], row["distribution"], row["class"], row["state"]) for row in rows] == [

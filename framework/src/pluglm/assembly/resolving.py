@@ -14,7 +14,7 @@ from pluglm.assembly.locating import locate
 from pluglm.assembly.run_config import RunConfig
 from pluglm.kernel.config import Slot, validate
 from pluglm.kernel.errors import ComponentFailure, IncompatibleError, PluginError, PluglmError, describe
-from pluglm.kernel.interfaces.component import BATCH_INVARIANT, DETERMINISTIC, Capabilities
+from pluglm.kernel.interfaces.component import BATCH_INVARIANT, DETERMINISTIC, Capabilities, ComponentUser
 from pluglm.kernel.registry import Entry, load
 
 SLOTS: dict[str, tuple[str, ...]] = {
@@ -110,6 +110,10 @@ def resolve(config: RunConfig) -> ResolvedRun:
     for index, one in enumerate(config.hooks):
         name = one.use if one.use not in hooks else f"{one.use}#{index}"
         hooks[name] = _resolve_slot(("hooks",), one, config, ("hooks", str(index)))
+    for slot, part in slots.items():
+        if isinstance(part.cls, ComponentUser):
+            for kind, name, options in part.cls.uses(part.config):
+                _resolve_slot((kind,), Slot(use=name, **options), config, (slot, name))
     _check_combination(config, slots)
     return ResolvedRun(config=config, slots=slots, hooks=hooks, auto=auto)
 
@@ -151,7 +155,7 @@ def _choose(slot: str, chosen: Slot, config: RunConfig) -> tuple[Resolved, Mappi
 
 def _check_combination(config: RunConfig, slots: Mapping[str, Resolved]) -> None:
     """Raises IncompatibleError naming the pair when a need is not met or a refused tag is present."""
-    capabilities = {slot: _capabilities(part) for slot, part in slots.items()}
+    capabilities = {slot: capabilities_of(part) for slot, part in slots.items()}
     owners = {tag: slots[slot].entry for slot, one in capabilities.items() for tag in one.provides}
     tags: dict[str, str] = {tag: str(entry) for tag, entry in owners.items()}
     tags |= {f"slot:{slot}": str(part.entry) for slot, part in slots.items()}
@@ -173,9 +177,13 @@ def _check_combination(config: RunConfig, slots: Mapping[str, Resolved]) -> None
                 )
 
 
-def _capabilities(part: Resolved) -> Capabilities:
+def capabilities_of(part: Resolved) -> Capabilities:
+    """What the component declares for its config. Raises PluginError when it declares nonsense."""
+    declare = getattr(part.cls, "capabilities", None)
+    if declare is None:  # a class that does not subclass its contract, and has nothing to declare
+        return Capabilities()
     try:
-        found: object = part.cls.capabilities(part.config)
+        found: object = declare(part.config)
     except (Exception, SystemExit) as error:  # the plugin's own code
         raise PluginError(f"{part.entry}: capabilities() raised {describe(error)}") from error
     if not isinstance(found, Capabilities):

@@ -157,5 +157,7 @@ def _override(data: dict[str, Any], keys: list[str], value: Any, key_path: str) 
     if isinstance(below, str) and _is_slot(key):
         below = {"use": below}
     if below is not None and not isinstance(below, dict):
-        raise ConfigError(f"override {key_path}: '{key}' is not a mapping, so nothing can be set below it")
+        raise ConfigError(
+            f"override {key_path}: '{key}' is not a mapping, so nothing can be set below it; set it whole"
+        )
     return {**data, key: _with_use(key, _override(below or {}, rest, value, key_path))}

@@ -31,7 +31,9 @@ class FakeConfig(ComponentConfig):
 
 
 class FakeBackend(Backend):
-    """Writes (token id, position) into the KV slots and reads each sequence back through its block table.
+    """A run without weights, on a virtual clock, to test and simulate schedulers and KV managers.
+
+    It writes (token id, position) into the KV slots and reads each sequence back through its block table.
 
     A row's logits are a hash of all it reads, so a stale, shifted or foreign block changes the output. The attention
     is built but never called, which the tag `attention:unused` declares; the dtype only sizes the KV budget.

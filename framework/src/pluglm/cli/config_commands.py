@@ -47,7 +47,8 @@ def show(ctx: typer.Context, config: ConfigFile, sets: Sets = None, plan: AsPlan
 def check(ctx: typer.Context, config: ConfigFile, sets: Sets = None, expect: Expect = None) -> int:
     """Check CONFIG: keys and values, and that every named component is installed, sound and fits the others.
 
-    The model itself is not opened, so what depends on it (its path, its length limit) shows only in a run.
+    Nothing is built and the model is not opened, so what depends on the model, on this machine's devices, or on several
+    keys at once (such as the dtype of a deterministic run) shows only in a run.
     """
     from pluglm.assembly.resolving import require_same_plan, resolve
     from pluglm.cli.config_loading import load_config

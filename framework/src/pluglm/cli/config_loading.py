@@ -37,4 +37,6 @@ def _parsed(text: str, value: str) -> Any:
     try:
         return parse_yaml(value)
     except UnreadableYamlError as error:
-        raise ConfigError(f"--set {text}: the value is not valid YAML ({error}); quote it") from error
+        raise ConfigError(
+            f"--set {text}: the value is not valid YAML ({error}); quote it: --set 'KEY=\"...\"'"
+        ) from error

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from pluglm.assembly.locating import locate
+from pluglm.assembly.resolving import SLOTS
 from pluglm.cli import exits
 from pluglm.cli.plugin_list import require_kind
 from pluglm.cli.terminal import new_table, print_on
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 def print_plugin(kind: str, name: str) -> int:
     """Its card on stdout. A component that cannot be loaded is a card with its error, and exit code 2."""
     require_kind(kind)
-    entry = locate((kind,), name, None)
+    entry = locate(SLOTS.get(kind, (kind,)), name, None)
     rows = list(_origin(entry))
     try:
         cls = load(entry)

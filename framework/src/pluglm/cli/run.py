@@ -33,6 +33,7 @@ class RunOptions:
     as_json: bool = False
     output: Path | None = None
     quiet: bool = False
+    debug: bool = False
 
 
 def run_prompts(options: RunOptions) -> int:
@@ -49,7 +50,7 @@ def run_prompts(options: RunOptions) -> int:
     streams = options.prompts_file is None and not options.as_json
     if streams and jobs[0].params.logprobs is not None:
         raise ConfigError("sampling.logprobs shows only in JSON; add --json, or --set sampling.logprobs=null")
-    with warnings_on(sys.stderr):
+    with warnings_on(sys.stderr, options.debug):
         with progress_bars(sys.stderr, options.quiet) as progress:
             engine = Engine(config, progress=progress)
         with engine:

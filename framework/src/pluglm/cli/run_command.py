@@ -69,5 +69,6 @@ def run(
             as_json=as_json,
             output=output,
             quiet=quiet,
+            debug=bool(ctx.obj),
         )
     )

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO
 
+from pluglm.assembly.resolving import capabilities_of
 from pluglm.cli.terminal import new_table, print_on
 from pluglm.kernel.interfaces.component import ATTENTION_UNUSED
 
@@ -52,7 +53,7 @@ def _notes(run: ResolvedRun) -> list[str]:
 
 
 def _provides(part: Resolved) -> frozenset[str]:
-    return frozenset(part.cls.capabilities(part.config).provides)
+    return frozenset(capabilities_of(part).provides)
 
 
 def numbers_table(run: ResolvedRun, results: Sequence[RequestOutput]) -> Table:

@@ -52,7 +52,7 @@ def _new_tokens(request: Request, parts: Parts, name: str) -> int:
     num_prompt, limit = len(request.prompt_token_ids), parts.max_model_len
     pool = parts.runner.kv.max_request_tokens()
     if pool < limit:
-        limit, where = pool, f"the KV pool holds {pool} tokens (raise engine.kv_memory)"
+        limit, where = pool, f"the KV pool holds {pool} tokens (raise engine.kv_memory, or the sizes set in kv)"
     else:
         where = f"the context holds {limit} tokens (model.max_model_len)"
     if num_prompt >= limit:

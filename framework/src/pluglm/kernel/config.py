@@ -21,6 +21,8 @@ class Slot(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _name_only(cls, data: Any) -> Any:
+        if not isinstance(data, str | dict | Slot):
+            raise ValueError("write a component's name, or {use: NAME, ...its keys}")
         return {"use": data} if isinstance(data, str) else data
 
     @property
@@ -38,7 +40,8 @@ def validate(model: type[ModelT], data: Any, source: str, prefix: tuple[str, ...
         location = tuple(str(part) for part in first["loc"])
         where = ".".join((*prefix, *location)) or "top level"
         if first["type"] != "extra_forbidden":
-            raise ConfigError(f"{source}: {where}: {first['msg']} (got {_short(first['input'])})") from None
+            what = first["msg"].removeprefix("Value error, ").replace("valid tuple", "list")
+            raise ConfigError(f"{source}: {where}: {what} (got {_short(first['input'])})") from None
         known = _keys_at(model, location[:-1])
         hint = nearest(location[-1], known)
         raise ConfigError(f"{source}: {where}: unknown key{hint}; known keys: {', '.join(known) or 'none'}") from None

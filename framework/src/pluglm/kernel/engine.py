@@ -154,6 +154,7 @@ class EngineCore:
             said = failure if isinstance(failure, ComponentFailure) else f"{self.parts.names[slot]} raised {failure}"
             reason = " ".join(str(said).split())
             logger.warning("%s", reason)
+            logger.debug("it was raised here:", exc_info=failure.__cause__ or failure)
             undo()
             for sequence in list(touched):
                 self._finish(sequence, "error", error=reason)

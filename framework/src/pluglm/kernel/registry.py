@@ -10,6 +10,7 @@ import inspect
 import re
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
+from types import FunctionType
 from typing import Any
 
 from pluglm.kernel.errors import PluginError, describe, nearest
@@ -133,11 +134,8 @@ def _check_class(entry: Entry, cls: Any, interface: type[Any], version: int) -> 
 
 def _members(interface: type[Any]) -> list[str]:
     """Methods and properties that the interface itself declares (Component's have working defaults)."""
-    return [n for n, v in vars(interface).items() if not n.startswith("_") and _is_member(v)]
-
-
-def _is_member(value: Any) -> bool:
-    return inspect.isfunction(value) or isinstance(value, property | classmethod | staticmethod)
+    kinds = (FunctionType, property, classmethod, staticmethod)
+    return [name for name, value in vars(interface).items() if not name.startswith("_") and isinstance(value, kinds)]
 
 
 def _lacks(cls: type[Any], interface: type[Any], name: str) -> bool:
@@ -148,8 +146,5 @@ def _lacks(cls: type[Any], interface: type[Any], name: str) -> bool:
 
 
 def _strict_config(config: Any) -> bool:
-    from pydantic import BaseModel
-
-    if not (isinstance(config, type) and issubclass(config, BaseModel)):
-        return False
-    return bool(config.model_config.get("frozen")) and config.model_config.get("extra") == "forbid"
+    settings = getattr(config, "model_config", {})  # a pydantic model's
+    return bool(settings.get("frozen")) and settings.get("extra") == "forbid"

@@ -20,7 +20,7 @@ class ContiguousKVConfig(ComponentConfig):
 
 
 class ContiguousKV(BlockManager):
-    """A block is a whole region, so a sequence's keys lie side by side; a short sequence wastes the rest of its region.
+    """KV memory in one region per sequence: its keys lie side by side, and a short sequence wastes the rest.
 
     A fork shares the region until one side extends, which then copies all of it.
     """

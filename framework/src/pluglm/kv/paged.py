@@ -20,7 +20,7 @@ class PagedKVConfig(ComponentConfig):
 
 
 class PagedKV(BlockManager):
-    """Any free block serves any sequence, so only the last block of a sequence is partly unused."""
+    """KV memory in small blocks: any free one serves any sequence, so only a sequence's last block is partly unused."""
 
     interface_version = 1
     Config = PagedKVConfig

@@ -32,7 +32,7 @@ class NaivePlan:
 
 
 class NaiveAttention(Attention):
-    """Does everything that a LayerSpec can ask for, in float32 whatever the run's dtype; slow on purpose.
+    """The reference attention: all that a LayerSpec can ask for, in float32 whatever the run's dtype; slow on purpose.
 
     Batch invariant in deterministic runs: a row has the same bits in every batch, chunking and block size.
     """

@@ -28,7 +28,9 @@ class SdpaPlan:
 
 
 class SdpaAttention(Attention):
-    """FlashAttention (Dao et al., 2022, arXiv:2205.14135) as torch ships it, with the query heads of a kv head grouped
+    """torch's fused attention kernels.
+
+    FlashAttention (Dao et al., 2022, arXiv:2205.14135) as torch ships it, with the query heads of a kv head grouped
     as rows or as a broadcast batch: torch's own enable_gqa copies keys, and is slow in bfloat16 on a CPU.
 
     Refuses models with a soft cap, which torch cannot apply, and deterministic runs.

@@ -46,7 +46,9 @@ class LlguidanceConfig(ComponentConfig):
 
 
 class LlguidanceGrammar(Grammar):
-    """Kinds: `json_schema` (dict, JSON text or true) and `regex` (Rust syntax, the whole text must match).
+    """Constrained decoding through llguidance.
+
+    Kinds: `json_schema` (dict, JSON text or true) and `regex` (Rust syntax, the whole text must match).
 
     Object keys come in the order of the schema. A keyword that llguidance cannot follow is refused; of `format`, which
     JSON Schema leaves an annotation, the usual shape is followed (a host name or a time may still be impossible).

@@ -84,7 +84,9 @@ class Int4Linear(Linear):
 
 
 class Int4Quantizer(Quantizer):
-    """Rounding error of a weight: at most half its group's scale, (max(w, 0) - min(w, 0)) / 15.
+    """Weights as 4-bit codes in groups along the inputs, made while loading.
+
+    Rounding error of a weight: at most half its group's scale, (max(w, 0) - min(w, 0)) / 15.
 
     The range of a group always contains zero, so that its zero point is at most 8 scales and survives rounding to
     bfloat16; a group of zeros stays exactly zero.

@@ -55,7 +55,10 @@ class Int8Linear(Linear):
 
 
 class Int8Quantizer(Quantizer):
-    """Rounding error of a weight: at most half its channel's scale. A channel of zeros stays exactly zero."""
+    """Weights as 8-bit codes with one scale per output channel, made while loading.
+
+    Rounding error of a weight: at most half its channel's scale. A channel of zeros stays exactly zero.
+    """
 
     interface_version = 1
     Config = ComponentConfig

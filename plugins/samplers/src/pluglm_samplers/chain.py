@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -44,7 +44,9 @@ class ChainConfig(ComponentConfig):
 
 
 class ChainSampler(Sampler):
-    """Each step transforms the rows it is active for in one batched call; what a row gets depends on that row alone.
+    """Logits steps in a configured order, then argmax or one keyed draw.
+
+    Each step transforms the rows it is active for in one batched call; what a row gets depends on that row alone.
 
     Greedy rows skip argmax-invariant steps and everything from the step that reads `temperature` on (in the limit of
     temperature 0 no later step can change the best token), take the argmax, and draw no random number.
@@ -60,6 +62,10 @@ class ChainSampler(Sampler):
             step_class, step_config = context.resolve_component("logits_step", use.use, use.options)
             self._steps.append(step_class(step_config, context.spec.vocab_size))
         self._parameters = frozenset(name for step in self._steps for name in step.parameters)
+
+    @classmethod
+    def uses(cls, config: ChainConfig) -> list[tuple[str, str, Mapping[str, Any]]]:
+        return [("logits_step", use.use, use.options) for use in config.steps]
 
     def check(self, params: SamplingParams) -> str | None:
         """Names a parameter for which no step is configured: it would be accepted and ignored."""

@@ -46,7 +46,7 @@ class _Proposal:
 
 
 class DraftModelDrafter(Drafter):
-    """One batched call of the draft model a position, after one or more that catch up with what was committed.
+    """Drafts what a smaller model would say: one batched call a position, after those that catch up with the text.
 
     A sequence gets no draft when it is longer than the draft model's context, or when the draft model's KV has no
     room for it (counted in `num_exhausted`).

@@ -26,7 +26,10 @@ class NgramConfig(ComponentConfig):
 
 
 class NgramDrafter(Drafter):
-    """Keeps an index per sequence, which trusts that token_ids only grows until release."""
+    """Drafts what followed the last tokens where they stood before: prompt lookup.
+
+    Keeps an index per sequence, which trusts that token_ids only grows until release.
+    """
 
     interface_version = 1
     Config = NgramConfig

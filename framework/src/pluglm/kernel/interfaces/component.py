@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict
 
@@ -60,6 +60,14 @@ class BuildContext:
     eos_token_ids: frozenset[int]
     build_runner: RunnerFactory
     resolve_component: ComponentResolver
+
+
+@runtime_checkable
+class ComponentUser(Protocol):
+    """Optional ability: (kind, name, options) of each small component that it resolves, to be checked up front."""
+
+    @classmethod
+    def uses(cls, config: Any) -> Sequence[tuple[str, str, Mapping[str, Any]]]: ...
 
 
 class Component(Protocol):

@@ -76,23 +76,20 @@ class KVTransaction(Protocol):
 class KVManager(Component, Protocol):
     """Decides which block belongs to which sequence. Pure bookkeeping: it never sees a tensor.
 
-    One transaction is open at a time; opening a second one raises RuntimeError.
+    Everything but a transaction shows the committed state. One transaction is open at a time; opening a second one
+    raises RuntimeError.
     """
 
     @property
     def layout(self) -> KVLayout: ...
 
-    def capacity(self) -> Capacity:
-        """Of the committed state."""
-        ...
+    def capacity(self) -> Capacity: ...
 
     def max_request_tokens(self) -> int:
         """The longest sequence that an empty pool can hold: the answer to "can this ever fit?"."""
         ...
 
-    def transaction(self) -> KVTransaction:
-        """Opens one on the committed state."""
-        ...
+    def transaction(self) -> KVTransaction: ...
 
     def block_table(self, sequence_id: int) -> tuple[int, ...]:
         """Committed blocks in order. KeyError when the sequence holds none."""
