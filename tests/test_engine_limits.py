@@ -111,7 +111,7 @@ def test_ids_that_are_none(engine: Engine, token: Any, says: str) -> None:
         ({"prompt_token_ids": 5}, "prompt_token_ids must be a list of token ids, not int"),
         ({"prompt_token_ids": "12"}, "prompt_token_ids must be a list of token ids, not str"),
         ({"prompt_token_ids": None}, "prompt_token_ids must be a list of token ids, not NoneType"),
-        ({"prompt": "x"}, "holds only 'prompt_token_ids', not ['prompt']"),
+        ({"prompt": "x"}, "holds 'prompt_token_ids' or 'messages', not ['prompt']"),
         ([5], "a prompt is a string"),
         ([b"ab"], "a prompt is a string"),
         ([None], "a prompt is a string"),

@@ -71,10 +71,10 @@ def test_a_narrow_terminal_gets_no_folded_class_names(monkeypatch: pytest.Monkey
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.setenv("COLUMNS", columns)
-    print_plugins("kv", as_json=False, check=False)
+    print_plugins("attention", as_json=False, check=False)
     lines = terminal.getvalue().splitlines()
-    assert sum("KV" in line for line in lines) == classes
-    assert len(lines) == 5  # the header, a row each for contiguous and paged, an empty line and the count
+    assert sum("Attention" in line for line in lines) == classes
+    assert len(lines) == 5  # the header, a row each for naive and sdpa, an empty line and the count
 
 
 def test_a_file_is_written_in_utf_8(tmp_path: Path):

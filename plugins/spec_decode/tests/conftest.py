@@ -58,7 +58,7 @@ class EchoRunner:
 
     def make_input(self, chunks: Sequence[Chunk]) -> ModelInput:
         size, segments, tokens, positions, slots = self.kv.layout.block_size, [], [], [], []
-        for sequence_id, new, num_context in chunks:
+        for sequence_id, new, num_context, _ in chunks:
             table = self.kv.block_table(sequence_id)
             covered = table[: -(-(num_context + len(new)) // size)]
             segments.append(Segment(
