@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from pluglm.kernel.core import Chunk
 from pluglm.kernel.errors import PluginError
 from pluglm.kernel.interfaces.drafter import DraftRequest
 from pluglm.kv.paged import PagedKV
@@ -203,7 +204,7 @@ def test_another_holder_of_the_blocks_is_not_overwritten(make_bench, greedy, pla
     changed = [1, 2, 30, 31]
     bench.drafter.observe(0, 0, [])
     assert bench.drafter.propose([request(0, changed)]) == [greedy(changed, 3)]
-    parts = [(99, [5], 4)]
+    parts = [Chunk(99, [5], 4)]
     logits = bench.runner.run(bench.runner.make_input(parts))
     assert logits[0, :50].argmax().item() == greedy([1, 2, 3, 4, 5], 1)[0]
 
