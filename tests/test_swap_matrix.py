@@ -17,31 +17,22 @@ import pytest
 import torch
 
 from pluglm import Engine, RunConfig, SamplingParams
+from pluglm.assembly.resolving import SLOTS
 from pluglm.kernel.errors import PluginError
 from pluglm.kernel.registry import list_entries
 
 PROMPTS = ([9, 41, 77, 12, 30, 5, 18], [23], [60, 61, 62, 60, 61, 62, 60, 61])
 NUM_TOKENS = 12
-SLOT_KINDS = {
-    "backend": ("backend",),
-    "attention": ("attention",),
-    "kv": ("kv",),
-    "scheduler": ("scheduler", "scheduling_policy"),
-    "sampler": ("sampler",),
-    "quantizer": ("quantizer",),
-    "drafter": ("drafter",),
-    "grammar": ("grammar",),
-}
 OPTIONS: dict[str, list[dict[str, Any]]] = {"paged": [{"block_size": 1}, {"block_size": 16}]}
 Choice = tuple[str, str, dict[str, Any]]
 
 
 def choices(slot: str) -> list[Choice]:
-    names = sorted({entry.name for kind in SLOT_KINDS[slot] for entry in list_entries(kind)})
+    names = sorted({entry.name for kind in SLOTS[slot] for entry in list_entries(kind)})
     return [(slot, name, options) for name in names for options in OPTIONS.get(name, [{}])]
 
 
-ALL: list[Choice] = [choice for slot in SLOT_KINDS for choice in choices(slot)] + [("engine", "deterministic", {})]
+ALL: list[Choice] = [choice for slot in SLOTS for choice in choices(slot)] + [("engine", "deterministic", {})]
 PAIRS = [(one, two) for one, two in itertools.combinations(ALL, 2) if one[0] != two[0]]
 
 
@@ -154,5 +145,5 @@ def check_grammar(engine: Engine) -> None:
 
 def test_every_refusal_is_expected_and_most_pairs_run() -> None:
     """Guards the matrix itself: it must cover every slot, and be large."""
-    assert {slot for pair in PAIRS for slot, _, _ in pair} == {*SLOT_KINDS, "engine"}
+    assert {slot for pair in PAIRS for slot, _, _ in pair} == {*SLOTS, "engine"}
     assert len(PAIRS) > 120
