@@ -100,7 +100,7 @@ def test_random_patterns(grammar, any_spelling, tokenizer, walker, pattern, text
     expected = re.fullmatch(pattern, text) is not None
     assert walker.matches(matcher, tokenizer.encode_anyhow(text, generator)) is expected
     for component in (grammar, any_spelling):
-        token_ids = walker.generate(component.compile(spec), generator, wanted=3)
+        token_ids = walker.generate(component.compile(spec), generator, wanted=3, favoured=pattern)
         assert re.fullmatch(pattern, tokenizer.decode(token_ids))
 
 
