@@ -16,7 +16,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-sys.path.append(str(Path(__file__).parent))  # for the helper module engine_cases
+sys.path.append(str(Path(__file__).parent))  # for the helper modules engine_cases and fault_cases
+pytest.register_assert_rewrite("fault_cases")  # else its checks would be gone under `python -O`
 
 CORPUS = [
     "the cat sat on the mat and the dog sat on the log",
