@@ -57,11 +57,11 @@ def require_idle(engine: Engine) -> None:
     core.kv.audit()
     left = {
         "held blocks": core.kv.capacity().held_blocks,
-        "running": core._running,
-        "waiting": core._waiting,
-        "requests": core._by_request,
+        "running": core.roster.running,
+        "waiting": core.roster.waiting,
+        "requests": core.roster.requests,
         "text streams": core._streams,
-        "held back": core._held_back,
+        "held back": core.memory.held_back,
         "inboxes": engine._inboxes,
     }
     if any(left.values()):

@@ -57,7 +57,7 @@ class Faulty(ChainSampler):
 class Faulty(Scheduler):
     Config = ComponentConfig
     interface_version = 1
-    def __init__(self, config, context): self.inner = PolicyScheduler(FcfsPolicy(config, context))
+    def __init__(self, config, context): self.inner = PolicyScheduler(FcfsPolicy(FcfsPolicy.Config(), context))
     def plan(self, view, budget, kv):
         bad = [one for one in (*view.running, *view.waiting) if one.request_id.startswith("bad")]
         plan = self.inner.plan(view, budget, kv)

@@ -1,17 +1,37 @@
-"""Prints the kernel's size against its budget, in lines that are neither blank nor a comment; exits 1 when over."""
+"""Prints the kernel's size against its budget, in lines of code; exits 1 when over.
+
+A line of code has a token other than a comment or a docstring: the contracts' prose is asked for and costs nothing.
+"""
 
 from __future__ import annotations
 
+import ast
+import io
 import sys
+import tokenize
 from pathlib import Path
 
 BUDGET = 2000
 KERNEL = Path(__file__).parents[1] / "framework/src/pluglm/kernel"
+_NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+
+
+def code_lines(source: str) -> set[int]:
+    """Numbers of the lines that hold code."""
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in _NO_CODE:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(source)):
+        body = getattr(node, "body", None)
+        first = body[0] if isinstance(body, list) and body else None
+        if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+            lines.difference_update(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+    return lines
 
 
 def kernel_lines() -> int:
-    lines = [line.strip() for file in KERNEL.rglob("*.py") for line in file.read_text(encoding="utf-8").splitlines()]
-    return sum(1 for line in lines if line and not line.startswith("#"))
+    return sum(len(code_lines(file.read_text(encoding="utf-8"))) for file in KERNEL.rglob("*.py"))
 
 
 if __name__ == "__main__":

@@ -173,7 +173,7 @@ def test_seats_and_tokens_are_never_exceeded(tiny_model: Path) -> None:
         execute = core._execute
 
         def watch(step: Any) -> Any:
-            seen.append((len(core._running), sum(count for _, count in step.items)))
+            seen.append((len(core.roster.running), sum(count for _, count in step.items)))
             return execute(step)
 
         core._execute = watch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from hypothesis import strategies as st
 from pluglm.kernel.core import Budget, Event, PlanItem, RequestView, StepPlan, StepView
 from pluglm.kernel.interfaces.kv import KVLayout
 from pluglm.kernel.interfaces.scheduler import Accept, Need, Skip, Stop, Victims
-from pluglm.kernel.planner import PolicyScheduler, refuse_bad_items
+from pluglm.kernel.memory import StepKV
+from pluglm.kernel.plan_check import refuse_bad_items
+from pluglm.kernel.planner import PolicyScheduler
 from pluglm.kv.manager import BlockManager
 
 BLOCK = 4
@@ -75,23 +78,24 @@ class Table:
     ) -> None:
         self.kv = BlockManager(KVLayout(num_blocks=blocks, block_size=BLOCK), blocks)
         budget = Budget(num_tokens=tokens, num_seats=seats)
+        running = [replace(one, holds_kv=True) for one in running]
         self.view = StepView(step=0, now_s=0.0, budget=budget, running=tuple(running), waiting=tuple(waiting))
         setup = self.kv.transaction()
         for one in running:
             setup.acquire(one.sequence_id)
             setup.extend(one.sequence_id, one.num_computed)
         setup.commit()
-        self.transaction = self.kv.transaction()
+        self.transaction = StepKV(self.kv.transaction(), "kv 'paged'")
 
     def plan(self, policy: Any) -> StepPlan:
         plan = PolicyScheduler(policy).plan(self.view, self.view.budget, self.transaction)
-        kept, reasons = refuse_bad_items(plan, self.view, self.transaction)
+        kept, reasons = refuse_bad_items(plan, self.view, self.transaction, self.transaction.adopted)
         assert (kept, reasons) == (plan, [])
         self.commit()
         return plan
 
     def refuse(self, *items: PlanItem, preempted: tuple[int, ...] = ()) -> tuple[StepPlan, list[str]]:
-        answer = refuse_bad_items(StepPlan(items, preempted), self.view, self.transaction)
+        answer = refuse_bad_items(StepPlan(items, preempted), self.view, self.transaction, self.transaction.adopted)
         self.commit()
         return answer
 
@@ -113,7 +117,7 @@ def items(plan: StepPlan) -> list[tuple[int, int]]:
 def test_decode_comes_before_prefill_and_a_long_prompt_gets_the_rest_in_chunks() -> None:
     table = Table([view_of(0, 9, 8), view_of(1, 30, 10), view_of(2, 5, 4)], [view_of(3, 50)], tokens=40)
     assert items(table.plan(Policy())) == [(0, 1), (1, 20), (2, 1), (3, 18)]
-    assert [table.blocks(i) for i in range(4)] == [3, 8, 2, 5]
+    assert [table.blocks(i) for i in range(4)] == [3, 8, 2, 13]  # a new one holds room for all it knows
 
 
 def test_the_last_chunk_ends_the_budget_and_nobody_behind_gets_any() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pluglm.kernel.core import CacheKey
 from pluglm.kernel.errors import KVExhausted
 from pluglm.kernel.interfaces.kv import Capacity
 from pluglm.testing.block_kv import BlockKV, BlockTransaction
@@ -75,9 +76,8 @@ def publishes_early(self: BlockTransaction, sequence_id: int, num_tokens: int) -
         self.manager.book = self.book.copy()
 
 
-def acquires_again(self: BlockTransaction, sequence_id: int) -> None:
-    if sequence_id not in self.book.tables:
-        BlockTransaction.acquire(self, sequence_id)
+def acquires_again(self: BlockTransaction, sequence_id: int, key: CacheKey | None = None) -> int:
+    return 0 if sequence_id in self.book.tables else BlockTransaction.acquire(self, sequence_id, key)
 
 
 def releases_again(self: BlockTransaction, sequence_id: int) -> None:
@@ -122,7 +122,7 @@ class CountsHoldersTwice(BlockKV):
 
 class CountsOldBlocks(BlockKV):
     class Transaction(BlockTransaction):
-        def free_blocks(self) -> int:
+        def free_blocks(self, evict: bool = True) -> int:
             return self.manager.capacity().free_blocks
 
 

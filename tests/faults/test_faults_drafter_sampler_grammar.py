@@ -77,7 +77,7 @@ def test_drafter_release_that_raises_costs_nobody_anything(case: Any) -> None:
 def wait_for_idle(engine: Engine) -> None:
     """Steps until the abandoned call has come back and the KV that it could write to is free."""
     for _ in range(300):
-        if not engine._core._held_back:
+        if not engine._core.memory.held_back:
             break
         time.sleep(0.02)
         engine._core.step()

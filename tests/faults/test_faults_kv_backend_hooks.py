@@ -17,9 +17,9 @@ from pluglm.kernel.errors import PluginError
 @pytest.mark.parametrize(
     ("method", "says"),
     [
-        ("def extend(self, i, n): raise ValueError('torn page')", "raised ValueError: torn page"),
+        ("def extend(self, i, n, evict=True): raise ValueError('torn page')", "raised ValueError: torn page"),
         ("def commit(self): raise ValueError('torn book')", "raised ValueError: torn book"),
-        ("def acquire(self, i): raise OSError('torn cover')", "raised OSError: torn cover"),
+        ("def acquire(self, i, key=None): raise OSError('torn cover')", "raised OSError: torn cover"),
     ],
 )
 def test_kv_changes_that_raise(case: Any, method: str, says: str) -> None:

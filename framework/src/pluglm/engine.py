@@ -6,12 +6,13 @@ import asyncio
 import os
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
 
+from pluglm.arguments import Options, Params, as_list, check_types, params_list
 from pluglm.assembly.building import build
 from pluglm.assembly.resolving import ResolvedRun, resolve
 from pluglm.assembly.run_config import RunConfig
@@ -27,7 +28,6 @@ from pluglm.text.tokenizer import Tokenizer
 
 WORKER_THREAD = "pluglm-worker"  # the name of the kernel's threads that run plugins
 ChunkStream = Generator[StreamChunk, None, None]
-Params = SamplingParams | Sequence[SamplingParams] | None
 
 
 def _silent(what: str, done: int, total: int) -> None:
@@ -77,18 +77,25 @@ class Engine:
         request_id: str | None = None,
         priority: int = 0,
         tenant: str = "",
+        deadline_s: float | None = None,
+        salt: str = "",
     ) -> str:
-        """Queue one request and return its id; read it with `events`. Raises RequestError when it is refused."""
-        return self._submit(prompt, params, request_id, priority, tenant).request_id
+        """Queue one request and return its id; read it with `events`. Raises RequestError when it is refused.
+
+        deadline_s: seconds from now, after which it ends with `deadline`. salt: only requests of the same salt share
+        cached prefixes.
+        """
+        options = Options(priority=priority, tenant=tenant, deadline_s=deadline_s, salt=salt)
+        return self._submit(prompt, params, request_id, options).request_id
 
     def _submit(
-        self, prompt: Prompt, params: SamplingParams | None, request_id: str | None, priority: int, tenant: str
+        self, prompt: Prompt, params: SamplingParams | None, request_id: str | None, options: Options
     ) -> Request:
         with self._turn():
             self._check_open()
             self._cancel_dropped()
             params = params or self.run.config.sampling
-            _check_types(params, request_id, priority, tenant)
+            check_types(params, request_id, options)
             token_ids = prompt_token_ids(prompt, self.tokenizer)
             if request_id is None:
                 request_id = self._new_id()
@@ -97,7 +104,7 @@ class Engine:
                     f"request '{request_id}': this id is in use until its events are read; choose another"
                 )
             with self._running_hooks():
-                request = self._core.add(request_id, token_ids, params, priority=priority, tenant=tenant)
+                request = self._core.add(request_id, token_ids, params, **options._asdict())
             self._inboxes[request_id] = []
             return request
 
@@ -114,6 +121,12 @@ class Engine:
             return self._core.is_live(request_id)
         with self._turn():
             return self._core.cancel(request_id)
+
+    def reset_prefix_cache(self) -> None:
+        """Forget every cached prefix; requests that run keep theirs. Does nothing where the KV manager caches none."""
+        with self._turn():
+            self._check_open()
+            self._core.memory.reset_cache()
 
     def step(self) -> None:
         """Advance every request once and deliver the events to whoever waits for them."""
@@ -250,8 +263,8 @@ class Engine:
         self, prompts: Prompt | Sequence[Prompt], params: Params, progress: Progress, unwanted: threading.Event
     ) -> list[RequestOutput]:
         """generate, given up once `unwanted` is set."""
-        todo = _as_list(prompts)
-        each = _params_list(params, len(todo), self.run.config.sampling)
+        todo = as_list(prompts)
+        each = params_list(params, len(todo), self.run.config.sampling)
         outputs: list[RequestOutput] = []
         try:
             for prompt, one in zip(todo, each, strict=True):
@@ -265,7 +278,7 @@ class Engine:
 
     def _start(self, prompt: Prompt, params: SamplingParams) -> RequestOutput:
         try:
-            request = self._submit(prompt, params, request_id=None, priority=0, tenant="")
+            request = self._submit(prompt, params, None, Options())
         except (RequestError, TokenizerError) as error:
             return RequestOutput("", [], finish_reason="refused", error=str(error))
         except ComponentFailure as failure:
@@ -339,6 +352,8 @@ def _chunk(event: Event) -> StreamChunk:
         text=event.text,
         token_ids=event.token_ids,
         logprobs=event.logprobs,
+        lane=event.lane,
+        lane_finish_reason=event.lane_finish_reason,
         finish_reason=event.finish_reason,
         stop=event.stop,
         error=event.error,
@@ -349,39 +364,3 @@ def _chunk(event: Event) -> StreamChunk:
 def _close(chunks: ChunkStream) -> None:
     with suppress(ValueError):  # it is at work on another thread, and ends with its last reference there
         chunks.close()
-
-
-def _as_list(prompts: Any) -> list[Prompt]:
-    """A list of prompts from one or many; a list of messages is one prompt."""
-    if isinstance(prompts, str | Mapping):
-        return [prompts]
-    if not isinstance(prompts, Iterable):
-        raise RequestError(f"prompts must be a prompt or a list of them, not {type(prompts).__name__}")
-    many = list(prompts)
-    is_chat = bool(many) and all(isinstance(one, Mapping) and "role" in one for one in many)
-    return [many] if is_chat else many
-
-
-def _check_types(params: object, request_id: object, priority: object, tenant: object) -> None:
-    """A wrong type here would only show in a component, as everybody's failure."""
-    checks = (
-        ("params", params, SamplingParams),
-        ("request_id", "" if request_id is None else request_id, str),
-        ("priority", priority, int),
-        ("tenant", tenant, str),
-    )
-    for name, value, kind in checks:
-        if not isinstance(value, kind):
-            raise RequestError(f"{name} must be {kind.__name__}, not {type(value).__name__}")
-
-
-def _params_list(params: Params, count: int, default: SamplingParams) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or default] * count
-    if not isinstance(params, Sequence) or isinstance(params, str):
-        raise RequestError(f"sampling params must be SamplingParams, not {type(params).__name__}")
-    if len(params) != count:
-        raise RequestError(f"{len(params)} sampling params for {count} prompts; give one, or one each")
-    if wrong := [one for one in params if not isinstance(one, SamplingParams)]:
-        raise RequestError(f"sampling params must be SamplingParams, not {type(wrong[0]).__name__}")
-    return list(params)

@@ -32,10 +32,30 @@ Prompt = str | PromptTokens | Chat | Sequence[Message] | Mapping[str, Sequence[i
 
 
 @dataclass(slots=True)
+class Completion:
+    """One of the n outputs of a request; lane is its number, 0 to n - 1."""
+
+    lane: int
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop: str | int | None = None
+
+    def add(self, event: Event) -> None:
+        self.token_ids.extend(event.token_ids)
+        self.text += event.text
+        self.logprobs.extend(event.logprobs)
+        self.finish_reason, self.stop = event.lane_finish_reason, event.stop
+
+
+@dataclass(slots=True)
 class RequestOutput:
     """One request, filled by `add` until finish_reason is set.
 
-    error says why when finish_reason is `error` or `refused`; metrics is None when refused.
+    token_ids, text, stop, logprobs are those of lane 0; `completions` has all n of them. finish_reason is set when the
+    last lane has ended, to lane 0's reason. error says why when that is `error` or `refused`; metrics, over all lanes,
+    is None when refused.
     """
 
     request_id: str
@@ -48,27 +68,37 @@ class RequestOutput:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     metrics: RequestMetrics | None = None
     seed: int | None = None
+    completions: list[Completion] = field(default_factory=list)
 
     def add(self, event: Event) -> None:
         """Take over what one event of this request says."""
-        self.token_ids.extend(event.token_ids)
-        self.text += event.text
-        self.logprobs.extend(event.logprobs)
-        self.finish_reason, self.stop, self.error = event.finish_reason, event.stop, event.error
+        while len(self.completions) <= event.lane:
+            self.completions.append(Completion(len(self.completions)))
+        self.completions[event.lane].add(event)
+        if event.lane == 0:
+            first = self.completions[0]
+            self.token_ids, self.text, self.logprobs = first.token_ids, first.text, first.logprobs
+            self.stop = first.stop
+        self.error = event.error
         self.metrics = event.metrics or self.metrics
+        if event.finish_reason is not None:
+            self.finish_reason = self.completions[0].finish_reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamChunk:
     """New text and tokens of one request; the last chunk has finish_reason and metrics.
 
-    logprobs: one entry a token when the params ask for them. stop: the stop string or token id that ended the request.
+    logprobs: one entry a token when the params ask for them. stop: the stop string or token id that ended the lane.
+    Of n outputs, lane says which one this is about, and lane_finish_reason is set on the last chunk of each.
     """
 
     request_id: str
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
+    lane: int = 0
+    lane_finish_reason: FinishReason | None = None
     finish_reason: FinishReason | None = None
     stop: str | int | None = None
     error: str | None = None

@@ -154,10 +154,10 @@ def gaps(engine: Engine) -> Iterator[float]:
         for _ in range(count):
             owner[engine.submit({"prompt_token_ids": [9] * PROMPT}, params, tenant=tenant)] = tenant
     core: Any = engine._core
-    requests = dict(core._by_request)
+    requests = dict(core.roster.requests)
     while True:
         engine.step()
-        waiting = {owner[one.request.request_id] for one in core._waiting.values()}
+        waiting = {owner[one.request.request_id] for one in core.roster.waiting.values()}
         if len(waiting) < 2:
             return
         service = dict.fromkeys(NUM_REQUESTS, 0.0)
@@ -208,7 +208,7 @@ def test_tenants_that_are_gone_are_forgotten(make_engine: Callable[..., Engine])
             if number % 9 == 0:
                 engine.cancel(name)
             assert len(counters._service) < 12
-        while engine._core._by_request:
+        while engine._core.roster.requests:
             engine.step()
         list(engine.events(engine.submit({"prompt_token_ids": [3]}, params, tenant="last")))
         assert not counters._live

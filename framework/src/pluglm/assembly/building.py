@@ -10,6 +10,7 @@ import torch
 from pluglm.assembly.checked_attention import CheckedAttention
 from pluglm.assembly.hook_calls import HookCaller
 from pluglm.assembly.locating import locate
+from pluglm.assembly.namespace import kv_namespace
 from pluglm.assembly.resolving import ResolvedRun
 from pluglm.kernel.config import validate
 from pluglm.kernel.core import Budget
@@ -18,9 +19,10 @@ from pluglm.kernel.guard import Guard, Watched
 from pluglm.kernel.interfaces.backend import Backend, BackendContext
 from pluglm.kernel.interfaces.checkpoint import Checkpoint
 from pluglm.kernel.interfaces.component import BuildContext, ComponentConfig
+from pluglm.kernel.interfaces.kv import PrefixCache
 from pluglm.kernel.interfaces.model import LinearFactory, Model, ModelSpec
 from pluglm.kernel.interfaces.services import Progress, Runner, Services, TokenizerView
-from pluglm.kernel.parts import Parts
+from pluglm.kernel.parts import Limits, Parts
 from pluglm.kernel.planner import PolicyScheduler
 from pluglm.kernel.registry import list_entries, load
 from pluglm.kernel.runner import ModelRunner
@@ -57,17 +59,22 @@ class _Builder:
             slots = ("attention", "kv", "scheduler", "sampler", "grammar", "drafter")
             built = {slot: self._slots[slot].build(context) for slot in slots if slot in self._slots}
             runner = self._runner(backend, family, checkpoint, built, make_linear)
+            namespace = kv_namespace(self._run, spec, checkpoint)
         finally:
             checkpoint.close()
-        return self._parts(context, built, runner, hooks)
+        return self._parts(context, built, runner, hooks, namespace)
 
-    def _parts(self, context: BuildContext, built: Mapping[str, Any], runner: ModelRunner, hooks: HookCaller) -> Parts:
+    def _parts(
+        self, context: BuildContext, built: Mapping[str, Any], runner: ModelRunner, hooks: HookCaller, namespace: bytes
+    ) -> Parts:
         is_policy = self._slots["scheduler"].entry.kind == "scheduling_policy"
         involved = [self._names[slot] for slot in ("backend", "attention", "quantizer") if slot in self._names]
         engine, text_stream = self._config.engine, self._services.text_stream
         return Parts(
             runner=runner,
-            scheduler=cast(Any, PolicyScheduler(built["scheduler"])) if is_policy else built["scheduler"],
+            prefix_cache=cast(Any, runner.kv) if isinstance(built["kv"], PrefixCache) else None,
+            namespace=namespace,
+            scheduler=PolicyScheduler(built["scheduler"], engine.when_kv_full) if is_policy else built["scheduler"],
             policy=built["scheduler"] if is_policy else None,
             sampler=built["sampler"],
             drafter=built.get("drafter"),
@@ -79,7 +86,13 @@ class _Builder:
             guard=self.guard,
             names={**self._names, "step": f"model '{runner.spec.family}' with {', '.join(involved)}"},
             budget=Budget(num_tokens=engine.max_step_tokens, num_seats=engine.max_num_seqs),
-            max_model_len=context.max_model_len,
+            limits=Limits(
+                max_model_len=context.max_model_len,
+                waiting_requests=engine.max_waiting_requests,
+                waiting_tokens=engine.max_waiting_tokens,
+                offload_bytes=engine.offload_memory,
+                exits_when_full=engine.when_kv_full == "exit",
+            ),
         )
 
     def _backend(self) -> Backend:

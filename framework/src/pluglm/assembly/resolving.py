@@ -169,6 +169,11 @@ def _check_combination(config: RunConfig, slots: Mapping[str, Resolved]) -> None
         for tag, reason in one.needs.items():
             if tag not in tags:
                 raise IncompatibleError(f"{slots[slot].entry} needs '{tag}', which nothing here provides: {reason}")
+    if config.engine.when_kv_full != "shrink" and slots["scheduler"].entry.kind == "scheduler":
+        raise IncompatibleError(
+            f"{slots['scheduler'].entry} cannot run with engine.when_kv_full: {config.engine.when_kv_full}: it plans "
+            f"alone; leave the key out, or use a scheduling policy such as fcfs"
+        )
     if config.engine.deterministic:
         for slot in ("backend", "attention", "quantizer"):
             if slot in slots and BATCH_INVARIANT not in capabilities[slot].provides:

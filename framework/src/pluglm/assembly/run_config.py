@@ -30,7 +30,12 @@ class ModelConfig(BaseModel):
 
 
 class EngineConfig(BaseModel):
-    """Limits of the engine loop. kv_memory: bytes for the KV cache, None is a quarter of what is free."""
+    """Limits of the engine loop. kv_memory: bytes for the KV cache, None is a quarter of what is free.
+
+    max_waiting_requests, max_waiting_tokens: the queue refuses what would make it longer. when_kv_full: what gives when
+    a running request finds no free block: the prefix cache and then the policy's victims (shrink), the victims first
+    (preempt), the request itself (refuse), or the whole run (exit). offload_memory: host bytes for offloaded KV.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -39,6 +44,10 @@ class EngineConfig(BaseModel):
     deterministic: bool = False
     num_threads: int | None = Field(default=None, ge=1, le=MOST_THREADS)
     kv_memory: int | None = Field(default=None, ge=1)
+    max_waiting_requests: int | None = Field(default=None, ge=1)
+    max_waiting_tokens: int | None = Field(default=None, ge=1)
+    when_kv_full: Literal["shrink", "preempt", "refuse", "exit"] = "shrink"
+    offload_memory: int = Field(default=1 << 30, ge=0)
     plugin_timeout_s: float = Field(default=300.0, gt=0, le=threading.TIMEOUT_MAX)
 
 

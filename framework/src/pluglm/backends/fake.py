@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any, Literal, cast
 
 import torch
 from pydantic import Field
 
 from pluglm.backends.dtypes import torch_dtype
-from pluglm.backends.fake_model import FakeKVStore, FakeModel, hashed_logits, prefix_digest
+from pluglm.backends.fake_model import FakeKVStore, FakeModel, cheap_logits, hashed_logits, prefix_digest
 from pluglm.backends.threads import thread_count
 from pluglm.kernel.core import ModelInput, Segment
 from pluglm.kernel.interfaces.attention import Attention
@@ -23,11 +24,22 @@ from pluglm.kernel.interfaces.services import Progress
 
 
 class FakeConfig(ComponentConfig):
-    """What a step costs on the virtual clock, in seconds, and the bytes of memory that it claims to have free."""
+    """What a step costs on the virtual clock, in seconds, and what the machine and the model pretend to be.
 
-    step_base_s: float = Field(default=0.01, ge=0.0)
-    token_s: float = Field(default=0.0001, ge=0.0)
+    A step takes step_base_s, and token_s for each token, row_s for each row with logits, chunk_s for each sequence that
+    computes several tokens, context_s for each key that a token sees, itself included. memory_bytes: what it claims to
+    have free. logits: `full` rows are a hash of the whole prefix, `cheap` ones of its last token alone, for long
+    simulations. vocab_size: the ids that the model has at most, None is all of its own.
+    """
+
+    step_base_s: float = Field(default=0.01, ge=0.0, allow_inf_nan=False)
+    token_s: float = Field(default=0.0001, ge=0.0, allow_inf_nan=False)
+    row_s: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
+    chunk_s: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
+    context_s: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
     memory_bytes: int = Field(default=1 << 30, ge=0)
+    logits: Literal["full", "cheap"] = "full"
+    vocab_size: int | None = Field(default=None, ge=1)
 
 
 class FakeBackend(Backend):
@@ -63,6 +75,16 @@ class FakeBackend(Backend):
     def now(self) -> float:
         return self._now_s
 
+    def advance(self, seconds: float) -> None:
+        """Move the clock on while nothing is computed. ValueError for a negative number: it never goes back."""
+        if seconds < 0:
+            raise ValueError(f"the clock cannot go back by {-seconds} s")
+        self._now_s += seconds
+
+    def advance_to(self, time_s: float) -> None:
+        """Move the clock on to that time; no change when it is later already."""
+        self._now_s = max(self._now_s, time_s)
+
     def free_memory(self) -> int:
         return self._config.memory_bytes
 
@@ -71,7 +93,10 @@ class FakeBackend(Backend):
     ) -> Model:
         """The family's shape alone; no tensor of the checkpoint is read, so there is no progress to report."""
         # The class methods of the contract, load and read_spec, stay with the family.
-        return cast("Model", FakeModel(family.read_spec(checkpoint.config)))
+        spec = family.read_spec(checkpoint.config)
+        if self._config.vocab_size is not None:
+            spec = replace(spec, vocab_size=min(spec.vocab_size, self._config.vocab_size))
+        return cast("Model", FakeModel(spec))
 
     def allocate_kv(self, layout: KVLayout, spec: ModelSpec) -> KVStore:
         return FakeKVStore(layout)
@@ -81,9 +106,30 @@ class FakeBackend(Backend):
             kv.copy_blocks(inputs.copies)
             kv.keys(0)[inputs.slots_T, 0, 0] = inputs.token_ids_T
             kv.values(0)[inputs.slots_T, 0, 0] = inputs.positions_T
-            rows = [_row_logits(inputs, row, kv, model.spec.vocab_size) for row in inputs.logit_rows_R.tolist()]
-        self._now_s += self._config.step_base_s + self._config.token_s * inputs.token_ids_T.numel()
-        return torch.stack(rows) if rows else torch.empty((0, model.spec.vocab_size))
+        with thread_count(self._num_threads):  # outside inference mode: callers may write into what they get
+            logits_RV = self._logits(inputs, kv, model.spec.vocab_size)
+        self._now_s += self.step_seconds(inputs)
+        return logits_RV
+
+    def step_seconds(self, inputs: ModelInput) -> float:
+        """What this batch costs on the clock."""
+        config = self._config
+        several = sum(segment.num_query > 1 for segment in inputs.segments)
+        cost = config.step_base_s + config.token_s * inputs.token_ids_T.numel()
+        cost += config.row_s * inputs.logit_rows_R.numel() + config.chunk_s * several
+        return cost + config.context_s * sum(keys_seen(one.num_context, one.num_query) for one in inputs.segments)
+
+    def _logits(self, inputs: ModelInput, kv: KVStore, vocab_size: int) -> torch.Tensor:
+        if self._config.logits == "cheap":
+            slots_R = inputs.slots_T[inputs.logit_rows_R]
+            return cheap_logits(kv.keys(0)[slots_R, 0, 0], kv.values(0)[slots_R, 0, 0], vocab_size)
+        rows = [_row_logits(inputs, row, kv, vocab_size) for row in inputs.logit_rows_R.tolist()]
+        return torch.stack(rows) if rows else torch.empty((0, vocab_size))
+
+
+def keys_seen(num_context: int, num_query: int) -> int:
+    """Keys that num_query causal tokens behind num_context others see, summed: each sees itself and all before it."""
+    return num_query * num_context + num_query * (num_query + 1) // 2
 
 
 def _row_logits(inputs: ModelInput, row: int, kv: KVStore, vocab_size: int) -> torch.Tensor:

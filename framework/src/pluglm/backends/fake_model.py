@@ -17,6 +17,7 @@ from pluglm.kernel.interfaces.model import AttentionCall, ModelSpec
 
 WINNER_LOGITS = (8.0, 6.0, 4.0, 2.0)  # all other tokens stay below 1
 _NOISE_STEPS = 1021  # a prime, so that noise repeats with no power of two
+_CHEAP_MODULUS = 2**31 - 1  # a prime
 
 
 class FakeModel:
@@ -79,3 +80,10 @@ def hashed_logits(digest: bytes, vocab_size: int) -> torch.Tensor:
     for number, logit in reversed(list(zip(numbers, WINNER_LOGITS, strict=False))):
         logits_V[number % vocab_size] = logit
     return logits_V
+
+
+def cheap_logits(token_ids_R: torch.Tensor, positions_R: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """logits_RV float32: 1 at id ((48271 * token id + 69621 * position + 1) mod (2^31 - 1)) mod V, 0 elsewhere."""
+    winners_R = (48271 * token_ids_R + 69621 * positions_R + 1) % _CHEAP_MODULUS % vocab_size
+    logits_RV = torch.zeros((len(winners_R), vocab_size))
+    return logits_RV.scatter_(1, winners_R[:, None], 1.0)

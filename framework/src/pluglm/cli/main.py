@@ -8,12 +8,15 @@ from typing import Annotated
 
 import typer
 
-from pluglm.cli import config_commands, exits, plugins_commands, run_command
+from pluglm.cli import config_commands, exits, plugins_commands, run_command, simulate_command
 
 app = typer.Typer(
     rich_markup_mode=None, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False, epilog=exits.HELP
 )
 app.command("run", short_help="Generate text from one prompt or many.")(run_command.run)
+app.command("simulate", short_help="Try a workload on a config without a model, on a virtual clock.")(
+    simulate_command.simulate
+)
 app.add_typer(config_commands.app, name="config")
 app.add_typer(plugins_commands.app, name="plugins")
 

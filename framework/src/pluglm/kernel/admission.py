@@ -2,38 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pluglm.kernel.core import Request, RequestView, Sequence
+from pluglm.kernel.cache_keys import namespace
+from pluglm.kernel.core import Request, Sequence
 from pluglm.kernel.errors import RequestError
 from pluglm.kernel.guard import Watched
 from pluglm.kernel.interfaces.grammar import Matcher
 from pluglm.kernel.interfaces.sampler import ParamsChecker
 from pluglm.kernel.interfaces.scheduler import Reject
+from pluglm.kernel.roster import Roster, view_of
 
 if TYPE_CHECKING:
     from pluglm.kernel.parts import Parts
 
 
-def admit(request: Request, sequence_id: int, parts: Parts, live: Mapping[str, Sequence], num_waiting: int) -> Sequence:
+def admit(request: Request, parts: Parts, roster: Roster) -> Sequence:
     """A sequence ready to queue. Raises RequestError naming the request, the limit and the numbers."""
     name = f"request '{request.request_id}'"
-    if request.request_id in live:
+    if request.request_id in roster.requests:
         raise RequestError(f"{name}: this id is already running; choose another")
     _check_ids(request, parts, name)
+    _check_queue(request, parts, roster, name)
     request = replace(request, max_new_tokens=_new_tokens(request, parts, name))
     if isinstance(sampler := parts.sampler, ParamsChecker):
         problem = parts.guard.call(parts.names["sampler"], lambda: sampler.check(request.params))
         if problem:
             raise RequestError(f"{name}: {problem}")
-    matcher = _matcher(request, parts, name)
-    sequence = Sequence(
-        sequence_id=sequence_id, request=request, token_ids=list(request.prompt_token_ids), matcher=matcher
-    )
-    _ask_policy(sequence, parts, name, num_waiting)
+    sequence = new_lane(request, 0, parts, roster)
+    _ask_policy(sequence, parts, name, len(roster.waiting))
     return sequence
+
+
+def new_lane(request: Request, lane: int, parts: Parts, roster: Roster) -> Sequence:
+    """A sequence for one of the request's outputs, with a matcher of its own."""
+    return Sequence(
+        sequence_id=roster.new_id(),
+        request=request,
+        lane=lane,
+        namespace=_namespace(request, parts),
+        token_ids=list(request.prompt_token_ids),
+        matcher=_matcher(request, parts, f"request '{request.request_id}'"),
+    )
+
+
+def _namespace(request: Request, parts: Parts) -> bytes:
+    if parts.prefix_cache is None:
+        return b""
+    fields: dict[str, str | int | bytes] = {"run": parts.namespace, "salt": request.salt}
+    if parts.runner.spec.kv_of_prompt_length:
+        fields["num_prompt"] = len(request.prompt_token_ids)
+    return namespace(fields)
+
+
+def _check_queue(request: Request, parts: Parts, roster: Roster, name: str) -> None:
+    """The queue is bounded, so that a burst is refused at once instead of waiting for ever."""
+    limits = parts.limits
+    if limits.waiting_requests is None and limits.waiting_tokens is None:
+        return
+    queued = list(roster.queued())
+    if limits.waiting_requests is not None and len(queued) >= limits.waiting_requests:
+        most = f"{limits.waiting_requests} (engine.max_waiting_requests)"
+        raise RequestError(f"{name}: {len(queued)} requests wait already, of at most {most}; try again later")
+    num_tokens, num_prompt = sum(len(one.prompt_token_ids) for one in queued), len(request.prompt_token_ids)
+    if limits.waiting_tokens is not None and num_tokens + num_prompt > limits.waiting_tokens:
+        most = f"{limits.waiting_tokens} (engine.max_waiting_tokens)"
+        raise RequestError(
+            f"{name}: {num_tokens} prompt tokens wait already and this one has {num_prompt}, of at most {most} in all; "
+            f"try again later"
+        )
 
 
 def _check_ids(request: Request, parts: Parts, name: str) -> None:
@@ -49,7 +87,7 @@ def _check_ids(request: Request, parts: Parts, name: str) -> None:
 
 def _new_tokens(request: Request, parts: Parts, name: str) -> int:
     """max_tokens, or all that the context still holds when none was given; refused when it can never fit."""
-    num_prompt, limit = len(request.prompt_token_ids), parts.max_model_len
+    num_prompt, limit = len(request.prompt_token_ids), parts.limits.max_model_len
     pool = parts.runner.kv.max_request_tokens()
     if pool < limit:
         limit, where = pool, f"the KV pool holds {pool} tokens (raise engine.kv_memory, or the sizes set in kv)"
@@ -58,10 +96,10 @@ def _new_tokens(request: Request, parts: Parts, name: str) -> int:
     if num_prompt >= limit:
         raise RequestError(f"{name}: the prompt has {num_prompt} tokens and {where}; shorten it")
     asked = request.params.max_tokens
-    if asked is not None and num_prompt + asked > limit:
-        fix = f"ask for at most {limit - num_prompt}, or null for all that fits"
+    if asked is not None and num_prompt + asked > limit and not request.params.clip_max_tokens:
+        fix = f"ask for at most {limit - num_prompt}, or null for all that fits, or set clip_max_tokens"
         raise RequestError(f"{name}: prompt {num_prompt} + max_tokens {asked} = {num_prompt + asked}, {where}; {fix}")
-    return limit - num_prompt if asked is None else asked
+    return limit - num_prompt if asked is None else min(asked, limit - num_prompt)
 
 
 def _matcher(request: Request, parts: Parts, name: str) -> Matcher | None:
@@ -79,25 +117,6 @@ def _ask_policy(sequence: Sequence, parts: Parts, name: str, num_waiting: int) -
     policy = parts.policy
     if policy is None:
         return
-    answer = parts.guard.call(parts.names["scheduler"], lambda: policy.admit(view_of(sequence), num_waiting))
+    answer = parts.guard.call(parts.names["scheduler"], lambda: policy.admit(view_of(sequence, None), num_waiting))
     if isinstance(answer, Reject):
         raise RequestError(f"{name}: {parts.names['scheduler']} refuses it: {answer.reason}")
-
-
-def view_of(sequence: Sequence) -> RequestView:
-    """What schedulers see of it in this step."""
-    request = sequence.request
-    return RequestView(
-        sequence_id=sequence.sequence_id,
-        request_id=request.request_id,
-        tenant=request.tenant,
-        priority=request.priority,
-        arrival_s=request.arrival_s,
-        num_prompt=sequence.num_prompt,
-        num_known=len(sequence.token_ids),
-        num_computed=sequence.num_computed,
-        num_drafts=len(sequence.drafts),
-        num_output=sequence.num_output,
-        max_new_tokens=request.max_new_tokens,
-        num_preemptions=sequence.num_preemptions,
-    )

@@ -6,10 +6,11 @@ closes that gap; there are no phases.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as TokenIds
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
     import torch
@@ -40,20 +41,43 @@ class Request:
     max_new_tokens: int  # params.max_tokens, or what the context still holds
     priority: int = 0  # lower is more urgent
     tenant: str = ""
+    deadline_s: float | None = None  # backend clock; the engine ends what has not finished by then
+    salt: str = ""  # requests of different salts never share cached KV
+
+
+@dataclass(frozen=True, slots=True)
+class CacheKey:
+    """What stored KV is the KV of. Written by the engine, read by KV managers that reuse prefixes.
+
+    namespace: digest of everything else that the KV depends on (model, dtype, positions, salt). token_ids: all known
+    tokens, read only; it grows while the sequence lives. limit: how many of them may be adopted.
+    """
+
+    namespace: bytes
+    token_ids: TokenIds[int]
+    limit: int
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Sequence:
-    """The engine's mutable state of one request. Only the engine writes it; plugins see a RequestView."""
+    """The engine's mutable state of one lane of a request. Only the engine writes it; plugins see a RequestView."""
 
     sequence_id: int
     request: Request
+    lane: int = 0  # which of the request's n outputs
+    namespace: bytes = b""  # of its CacheKey
     token_ids: list[int]  # known: prompt, then committed output
     output_token_ids: list[int] = field(default_factory=list)  # the committed output alone
     num_computed: int = 0  # tokens whose KV is stored and final
+    num_sound: int = 0  # those of them that finite logits came after
+    num_published: int = 0  # those of them that the prefix cache was offered
     drafts: list[int] = field(default_factory=list)  # proposed for this step, never committed unverified
     status: Status = Status.WAITING
+    holds_kv: bool = False  # has a table in the KV manager; waiting with one is being paused
+    offloaded: Any = None  # its KV in host memory while it waits, num_computed tokens of it
     num_preemptions: int = 0
+    num_cached: int = 0  # prompt tokens that were adopted instead of computed, over all admissions
+    num_recomputed: int = 0  # computed tokens that preemption threw away
     matcher: Matcher | None = None  # grammar state after the committed tokens
     first_token_s: float | None = None
     num_drafted: int = 0
@@ -93,11 +117,20 @@ class RequestView:
     num_output: int
     max_new_tokens: int
     num_preemptions: int
+    lane: int = 0
+    deadline_s: float | None = None
+    holds_kv: bool = False  # running, or paused: waiting with its KV kept
+    cache_key: CacheKey | None = field(default=None, compare=False, repr=False)  # None: nothing can be adopted
+    probe: Callable[[CacheKey], int] | None = field(default=None, compare=False, repr=False)
 
     @property
     def num_pending(self) -> int:
         """Tokens that could be computed now: the gap between known and computed, and the drafts."""
         return self.num_known - self.num_computed + self.num_drafts
+
+    def cached_prefix(self) -> int:
+        """Known tokens whose KV could be adopted now. Asked when called and never stored, so only call it if needed."""
+        return 0 if self.cache_key is None or self.probe is None else self.probe(self.cache_key)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,10 +162,17 @@ class PlanItem:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """A scheduler's decision. `preempted` lose seat and KV and wait again; may be empty."""
+    """A scheduler's decision; may be empty. Nobody is in two of the tuples.
+
+    preempted lose seat and KV and compute everything again. offloaded lose both, and their KV is kept in host memory
+    when there is room for it. paused lose the seat alone. refused end with that reason; all others wait again.
+    """
 
     items: tuple[PlanItem, ...] = ()
     preempted: tuple[int, ...] = ()
+    offloaded: tuple[int, ...] = ()
+    paused: tuple[int, ...] = ()
+    refused: tuple[tuple[int, str], ...] = ()
 
 
 class Chunk(NamedTuple):
@@ -202,7 +242,7 @@ class SampleRow:
     prompt_token_ids: tuple[int, ...]
     output_token_ids: list[int]
     seed: int
-    lane: int
+    lane: int  # which of the request's n outputs; part of the key of every draw
     position: int  # index of the output token that is drawn
 
 
@@ -220,13 +260,16 @@ class TokenLogprobs:
 class Event:
     """What happened to one request in one step. Written by the engine, read by callers and hooks.
 
-    Exactly one event of a request has finish_reason set, and it is the last one.
+    Exactly one event of a request has finish_reason set, and it is the last one. Of a request with n outputs, lane says
+    which one the tokens belong to, and the last event of each lane has lane_finish_reason set.
     """
 
     request_id: str
+    lane: int = 0
     token_ids: tuple[int, ...] = ()
     text: str = ""
     logprobs: tuple[TokenLogprobs, ...] = ()
+    lane_finish_reason: FinishReason | None = None
     finish_reason: FinishReason | None = None
     stop: str | int | None = None  # the stop string or token id that ended it
     error: str | None = None
@@ -245,6 +288,8 @@ class RequestMetrics:
     num_preemptions: int
     num_drafted: int
     num_accepted: int
+    num_cached_tokens: int = 0
+    num_recomputed_tokens: int = 0
 
     @property
     def ttft_s(self) -> float | None:

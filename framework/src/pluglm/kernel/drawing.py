@@ -50,7 +50,7 @@ class Window:
                 prompt_token_ids=request.prompt_token_ids,
                 output_token_ids=output + list(self.drafts[:index]) if index else output,
                 seed=request.seed,
-                lane=0,
+                lane=self.sequence.lane,
                 position=len(output) + index,
             )
             for index in range(len(self.drafts) + 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Collection, Set
 
 from pluglm.kernel.core import FinishReason, RequestMetrics, Sequence
 
@@ -23,15 +23,18 @@ def ending(
     return ("length", None) if sequence.num_output >= sequence.request.max_new_tokens else (None, None)
 
 
-def metrics_of(sequence: Sequence, now_s: float) -> RequestMetrics:
-    """Times are on the backend's clock."""
+def metrics_of(lanes: Collection[Sequence], now_s: float) -> RequestMetrics:
+    """Of all sequences of one request. Times are on the backend's clock."""
+    request = next(iter(lanes)).request
     return RequestMetrics(
-        num_prompt_tokens=sequence.num_prompt,
-        num_output_tokens=sequence.num_output,
-        arrival_s=sequence.request.arrival_s,
-        first_token_s=sequence.first_token_s,
+        num_prompt_tokens=len(request.prompt_token_ids),
+        num_output_tokens=sum(one.num_output for one in lanes),
+        arrival_s=request.arrival_s,
+        first_token_s=min((one.first_token_s for one in lanes if one.first_token_s is not None), default=None),
         finished_s=now_s,
-        num_preemptions=sequence.num_preemptions,
-        num_drafted=sequence.num_drafted,
-        num_accepted=sequence.num_accepted,
+        num_preemptions=sum(one.num_preemptions for one in lanes),
+        num_drafted=sum(one.num_drafted for one in lanes),
+        num_accepted=sum(one.num_accepted for one in lanes),
+        num_cached_tokens=sum(one.num_cached for one in lanes),
+        num_recomputed_tokens=sum(one.num_recomputed for one in lanes),
     )

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from pluglm.kernel.guard import Guard
     from pluglm.kernel.interfaces.drafter import Drafter
     from pluglm.kernel.interfaces.grammar import Grammar
+    from pluglm.kernel.interfaces.kv import PrefixCache
     from pluglm.kernel.interfaces.sampler import Sampler
     from pluglm.kernel.interfaces.scheduler import Scheduler, SchedulingPolicy
     from pluglm.kernel.interfaces.services import TextStream, TokenizerView
@@ -25,10 +26,30 @@ class HookCalls(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Bounds beside a step's budget. Written from the config, read at the door and where KV runs out.
+
+    waiting_requests, waiting_tokens: the queue takes no more than these. offload_bytes: host memory for offloaded KV.
+    exits_when_full: a request that finds no KV ends the run instead of itself.
+    """
+
+    max_model_len: int
+    waiting_requests: int | None = None
+    waiting_tokens: int | None = None
+    offload_bytes: int = 0
+    exits_when_full: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """Everything the wiring built. names: slot -> how messages call the component in it."""
+    """Everything the wiring built. names: slot -> how messages call the component in it.
+
+    prefix_cache: the KV manager's ability, if it has it. namespace: digest of what stored KV depends on in this run.
+    """
 
     runner: ModelRunner
+    prefix_cache: PrefixCache | None
+    namespace: bytes
     scheduler: Scheduler
     policy: SchedulingPolicy | None
     sampler: Sampler
@@ -41,7 +62,7 @@ class Parts:
     guard: Guard
     names: dict[str, str]
     budget: Budget
-    max_model_len: int
+    limits: Limits
 
     @property
     def num_ids(self) -> int:

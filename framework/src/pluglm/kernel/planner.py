@@ -1,4 +1,4 @@
-"""The kernel's planner: decode and chunked prefill as one idea, admission, preemption by recompute; asks a policy.
+"""The kernel's planner: decode and chunked prefill as one idea, admission, preemption; asks a policy.
 
 The policy states preferences; every KV change, budget and progress rule is decided here.
 """
@@ -6,13 +6,15 @@ The policy states preferences; every KV change, budget and progress rule is deci
 from __future__ import annotations
 
 import operator
-from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Literal
 
 from pluglm.kernel.core import Budget, PlanItem, RequestView, StepPlan, StepView
 from pluglm.kernel.errors import KVExhausted
 from pluglm.kernel.interfaces.kv import KVTransaction
-from pluglm.kernel.interfaces.scheduler import Need, SchedulingPolicy, Skip, Victims
+from pluglm.kernel.interfaces.scheduler import Need, Preemption, SchedulingPolicy, Skip, Victims
+
+WhenFull = Literal["shrink", "preempt", "refuse", "exit"]
 
 
 @dataclass(slots=True)
@@ -24,41 +26,90 @@ class _Draft:
     tokens_left: int
     seats_left: int
     running: dict[int, RequestView]
+    paused: dict[int, RequestView]  # waiting with KV, in arrival order; shrinks as they lose it or run
     items: dict[int, int] = field(default_factory=dict)
-    preempted: list[int] = field(default_factory=list)
+    lost: dict[Preemption, list[int]] = field(default_factory=dict)
+    refused: dict[int, str] = field(default_factory=dict)
+
+    def plan(self) -> StepPlan:
+        return StepPlan(
+            items=tuple(PlanItem(*item) for item in self.items.items()),
+            preempted=tuple(self.lost.get("recompute", ())),
+            offloaded=tuple(self.lost.get("offload", ())),
+            paused=tuple(self.lost.get("pause", ())),
+            refused=tuple(self.refused.items()),
+        )
 
 
 class PolicyScheduler:
-    """A Scheduler made of a SchedulingPolicy. Running sequences first, then waiting ones while seats and KV last."""
+    """A Scheduler made of a SchedulingPolicy. Running sequences first, then waiting ones while seats and KV last.
 
-    def __init__(self, policy: SchedulingPolicy) -> None:
+    A waiting sequence is admitted when the KV holds all of its known tokens, and it gets the blocks for them at once:
+    two long prompts can never both be admitted and then wait for each other's blocks.
+
+    when_full: what gives when a running sequence finds no block. `shrink`: idle cached blocks, then the policy's
+    victims. `preempt`: the policy's victims, cached blocks only when there are none. `refuse`, `exit`: cached blocks;
+    then the request that found none ends, alone or with all others.
+    """
+
+    def __init__(self, policy: SchedulingPolicy, when_full: WhenFull = "shrink") -> None:
         self.policy = policy
+        self._when_full = when_full
+        self._may_preempt = when_full in ("shrink", "preempt")
 
     def plan(self, view: StepView, budget: Budget, kv: KVTransaction) -> StepPlan:
         running = {request.sequence_id: request for request in view.running}
-        draft = _Draft(view, kv, budget.num_tokens, budget.num_seats - len(running), running)
+        paused = {request.sequence_id: request for request in view.waiting if request.holds_kv}
+        draft = _Draft(view, kv, budget.num_tokens, budget.num_seats - len(running), running, paused)
         for sequence_id in list(self.policy.order_running(view)):
             if sequence_id in draft.running and sequence_id not in draft.items and draft.tokens_left > 0:
                 self._serve_running(draft, draft.running[sequence_id])
         self._admit_waiting(draft)
-        return StepPlan(tuple(PlanItem(*item) for item in draft.items.items()), tuple(draft.preempted))
+        return draft.plan()
 
     def _serve_running(self, draft: _Draft, request: RequestView) -> None:
         num_tokens = self._share(draft, request)
-        while num_tokens > 0 and not _extend(draft, request, num_tokens):
-            undrafted = request.num_known - request.num_computed
-            if num_tokens > undrafted:  # guesses are not worth anyone's seat
-                num_tokens = undrafted
-            elif not self._make_room(draft, request, "kv"):
-                if len(draft.running) > 1:  # alone it would evict itself for ever; the engine refuses that at the door
-                    _preempt(draft, request.sequence_id)
-                return
-        if num_tokens > 0:
+        undrafted = request.num_known - request.num_computed
+        if num_tokens > undrafted and not _extend(draft, request, request.num_computed + num_tokens):
+            num_tokens = undrafted  # guesses are not worth anyone's seat
+        if num_tokens <= 0:
+            return
+        if self._find_room(draft, request, request.num_computed + num_tokens):
             _take(draft, request, num_tokens)
+        elif not self._may_preempt:
+            self._refuse(draft, request, num_tokens)
+        elif len(draft.running) > 1:  # alone it would evict itself for ever; that is refused at the door
+            _remove(draft, request.sequence_id, "recompute")
+
+    def _find_room(self, draft: _Draft, request: RequestView, num_tokens: int) -> bool:
+        """KV for num_tokens in all, made by the cache, by victims of the policy, and at last by those that are paused.
+
+        A waiting request takes from paused ones only when nothing runs: else they may get their seats back.
+        """
+        is_running = request.sequence_id in draft.running
+        evict = self._when_full != "preempt"
+        while not _extend(draft, request, num_tokens, evict):
+            if (self._may_preempt or not is_running) and self._make_room(draft, request, "kv"):
+                continue
+            if not evict:
+                evict = True
+            elif not (is_running or not draft.running) or not _reclaim(draft, request):
+                return False
+        return True
+
+    def _refuse(self, draft: _Draft, request: RequestView, num_tokens: int) -> None:
+        draft.refused[request.sequence_id] = (
+            f"the KV pool is full: its token {request.num_computed + num_tokens} finds no free block while "
+            f"{len(draft.running)} requests run; raise engine.kv_memory, lower engine.max_num_seqs or set "
+            f"engine.when_kv_full to preempt or shrink"
+        )
+        draft.kv.release(request.sequence_id)
+        del draft.running[request.sequence_id]
+        draft.seats_left += 1
 
     def _admit_waiting(self, draft: _Draft) -> None:
         """Nobody is admitted in a step that preempted for KV: the room just made belongs to those that run."""
-        if draft.preempted:
+        if draft.lost:
             return
         waiting = {request.sequence_id: request for request in draft.view.waiting}
         for sequence_id in self.policy.order_waiting(draft.view):
@@ -76,13 +127,16 @@ class PolicyScheduler:
         while draft.seats_left <= 0:
             if not self._make_room(draft, request, "seat"):
                 return self._may_skip(draft, request, "seat")
-        draft.kv.acquire(request.sequence_id)
-        while not _extend(draft, request, num_tokens):
-            if not self._make_room(draft, request, "kv"):
+        num_computed = request.num_computed
+        if not request.holds_kv:
+            num_computed = draft.kv.acquire(request.sequence_id, request.cache_key) or num_computed
+        if not self._find_room(draft, request, max(request.num_known, num_computed + num_tokens)):
+            if not request.holds_kv:
                 draft.kv.release(request.sequence_id)
-                return self._may_skip(draft, request, "kv")
+            return self._may_skip(draft, request, "kv")
+        draft.paused.pop(request.sequence_id, None)
         draft.seats_left -= 1
-        _take(draft, request, num_tokens)
+        _take(draft, request, min(num_tokens, request.num_known - num_computed + request.num_drafts))
         return True
 
     def _share(self, draft: _Draft, request: RequestView) -> int:
@@ -94,9 +148,10 @@ class PolicyScheduler:
         answer = self.policy.on_blocked(draft.view, request, need)
         if not isinstance(answer, Victims):
             return False
+        mode = "recompute" if need == "kv" and answer.mode == "pause" else answer.mode
         for victim in answer.sequence_ids:
             if victim in draft.running and victim != request.sequence_id:
-                _preempt(draft, victim)
+                _remove(draft, victim, mode)
                 return True
         return False
 
@@ -104,9 +159,9 @@ class PolicyScheduler:
         return isinstance(self.policy.on_blocked(draft.view, request, need), Skip)
 
 
-def _extend(draft: _Draft, request: RequestView, num_tokens: int) -> bool:
+def _extend(draft: _Draft, request: RequestView, num_tokens: int, evict: bool = True) -> bool:
     try:
-        draft.kv.extend(request.sequence_id, request.num_computed + num_tokens)
+        draft.kv.extend(request.sequence_id, num_tokens, evict)
     except KVExhausted:
         return False
     return True
@@ -117,50 +172,24 @@ def _take(draft: _Draft, request: RequestView, num_tokens: int) -> None:
     draft.tokens_left -= num_tokens
 
 
-def _preempt(draft: _Draft, sequence_id: int) -> None:
-    """Seat, KV and tokens of this step go back; the sequence will be computed again from its first token."""
-    del draft.running[sequence_id]
-    draft.kv.release(sequence_id)
+def _remove(draft: _Draft, sequence_id: int, mode: Preemption) -> None:
+    """Its seat and its tokens of this step go back, and its KV unless it is paused."""
+    request = draft.running.pop(sequence_id)
+    if mode == "pause":
+        draft.kv.trim(sequence_id, request.num_computed)
+    else:
+        draft.kv.release(sequence_id)
     draft.tokens_left += draft.items.pop(sequence_id, 0)
     draft.seats_left += 1
-    draft.preempted.append(sequence_id)
+    draft.lost.setdefault(mode, []).append(sequence_id)
 
 
-def refuse_bad_items(plan: StepPlan, view: StepView, kv: KVTransaction) -> tuple[StepPlan, list[str]]:
-    """The plan without the items that break a rule, and one reason for each. A refused item never costs the others."""
-    running = {request.sequence_id: request for request in view.running}
-    known = running | {request.sequence_id: request for request in view.waiting}
-    reasons = [f"cannot preempt {one}: it is not running" for one in plan.preempted if one not in running]
-    preempted = tuple(dict.fromkeys(one for one in plan.preempted if one in running))
-    for one in preempted:
-        del running[one]
-        _take_back(one, running, kv)  # nothing is left to do when the scheduler released it
-    seats, tokens, kept = len(running), 0, dict[int, PlanItem]()
-    for item in plan.items:
-        request = known.get(item.sequence_id)
-        new_seat = item.sequence_id not in running
-        reason = None
-        if request is None or item.sequence_id in preempted or item.sequence_id in kept:
-            reason = "is unknown, preempted in this plan or listed twice"
-        elif not isinstance(item.num_tokens, int) or not 1 <= item.num_tokens <= request.num_pending:
-            reason = f"asks for {item.num_tokens} tokens, 1 to {request.num_pending} are pending"
-        elif tokens + item.num_tokens > view.budget.num_tokens:
-            reason = f"exceeds the budget of {view.budget.num_tokens} tokens"
-        elif seats + new_seat > view.budget.num_seats:
-            reason = f"exceeds the {view.budget.num_seats} seats"
-        if reason:
-            reasons.append(f"sequence {item.sequence_id} {reason}")
-            if item.sequence_id not in kept:
-                _take_back(item.sequence_id, running, kv)
-            continue
-        kept[item.sequence_id], tokens, seats = item, tokens + item.num_tokens, seats + new_seat
-    return StepPlan(tuple(kept.values()), preempted), reasons
-
-
-def _take_back(sequence_id: int, running: dict[int, RequestView], kv: KVTransaction) -> None:
-    """Return the KV that a sequence may not have in this step."""
-    with suppress(ValueError):  # it holds none: never acquired, or released already
-        if sequence_id in running:
-            kv.trim(sequence_id, running[sequence_id].num_computed)
-        else:
-            kv.release(sequence_id)
+def _reclaim(draft: _Draft, request: RequestView) -> bool:
+    """Take the KV of the paused sequence that arrived last; it computes its tokens again. False when there is none."""
+    for sequence_id in reversed(draft.paused):
+        if sequence_id != request.sequence_id:
+            del draft.paused[sequence_id]
+            draft.kv.release(sequence_id)
+            draft.lost.setdefault("recompute", []).append(sequence_id)
+            return True
+    return False

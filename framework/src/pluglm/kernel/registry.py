@@ -22,6 +22,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "backend": (INTERFACES + "backend:Backend", "BACKEND_VERSION"),
     "attention": (INTERFACES + "attention:Attention", "ATTENTION_VERSION"),
     "kv": (INTERFACES + "kv:KVManager", "KV_VERSION"),
+    "eviction": (INTERFACES + "eviction:Eviction", "EVICTION_VERSION"),
     "scheduler": (INTERFACES + "scheduler:Scheduler", "SCHEDULER_VERSION"),
     "scheduling_policy": (INTERFACES + "scheduler:SchedulingPolicy", "POLICY_VERSION"),
     "sampler": (INTERFACES + "sampler:Sampler", "SAMPLER_VERSION"),

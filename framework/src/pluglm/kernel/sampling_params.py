@@ -33,8 +33,9 @@ class SamplingParams(BaseModel):
 
     temperature 0 is greedy: truncations are ignored, nothing is drawn. top_k 0 or -1, top_p 1, min_p 0 are off.
     repetition_penalty sees prompt and output; frequency_penalty and presence_penalty see the output only.
-    seed None draws a fresh one. max_tokens None means: until the context is full. logprobs n adds the n most likely
-    tokens of each position. ignore_eos only keeps EOS from ending the output.
+    seed None draws a fresh one. max_tokens None means: until the context is full; one that does not fit is refused, or
+    lowered with clip_max_tokens. n outputs are drawn from one prompt, each with its own lane of the seed. logprobs k
+    adds the k most likely tokens of each position. ignore_eos only keeps EOS from ending the output.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -48,6 +49,8 @@ class SamplingParams(BaseModel):
     presence_penalty: StrictNumber = Field(default=0.0, allow_inf_nan=False)
     seed: StrictInt | None = Field(default=None, ge=0, lt=2**64)
     max_tokens: StrictInt | None = Field(default=128, ge=1)
+    clip_max_tokens: StrictBool = False
+    n: StrictInt = Field(default=1, ge=1, le=1024)
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     include_stop: StrictBool = False
     stop_token_ids: tuple[StrictInt, ...] = ()

@@ -16,16 +16,18 @@ class Table:
 
 @dataclass(slots=True)
 class Books:
-    """Written by a committed transaction only.
+    """Written by a committed transaction, and by a block cache between transactions.
 
     tables: by sequence id. shares: blocks in more than one table -> how many tables; all other held blocks are in one.
-    free: a stack, the next block to hand out is its last entry, so a fixed history gives fixed blocks.
+    free: a stack, the next block to hand out is its last entry, so a fixed history gives fixed blocks. cached: blocks
+    in no table whose content a cache still knows; empty without a cache.
     """
 
     num_blocks: int
     tables: dict[int, Table] = field(default_factory=dict)
     shares: dict[int, int] = field(default_factory=dict)
     free: list[int] = field(default_factory=list)
+    cached: set[int] = field(default_factory=set)
 
     @classmethod
     def empty(cls, num_blocks: int) -> Books:
@@ -33,19 +35,24 @@ class Books:
         return cls(num_blocks, free=list(range(num_blocks - 1, -1, -1)))
 
     def audit(self, block_size: int) -> None:
-        """Every block is free or held, never both and never twice; shares count the tables. Raises RuntimeError."""
+        """Every block is free, held or cached, never two of them; shares count the tables. Raises RuntimeError."""
         self._audit_tables(block_size)
         holders = Counter(block for table in self.tables.values() for block in table.blocks)
         counted = {block: count for block, count in holders.items() if count > 1}
         if counted != self.shares:
             raise RuntimeError(f"KV books: the tables share {counted}, the books say {self.shares}")
-        if len(set(self.free)) != len(self.free):
+        free = set(self.free)
+        if len(free) != len(self.free):
             raise RuntimeError("KV books: a block is in the free list twice")
-        if both := sorted(holders.keys() & set(self.free)):
-            raise RuntimeError(f"KV books: block {both[0]} is free and held")
-        seen = set(holders) | set(self.free)
-        if seen != set(range(self.num_blocks)):
-            odd = sorted(seen ^ set(range(self.num_blocks)))
+        held = set(holders)
+        for first, second, what in (
+            (free, held, "free and held"),
+            (free, self.cached, "free and cached"),
+            (held, self.cached, "held and listed as cached"),
+        ):
+            if both := sorted(first & second):
+                raise RuntimeError(f"KV books: block {both[0]} is {what}")
+        if odd := sorted((held | free | self.cached) ^ set(range(self.num_blocks))):
             raise RuntimeError(f"KV books: block {odd[0]} of {self.num_blocks} is lost or does not exist")
 
     def _audit_tables(self, block_size: int) -> None:

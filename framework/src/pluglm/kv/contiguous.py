@@ -25,7 +25,7 @@ class ContiguousKV(BlockManager):
     A fork shares the region until one side extends, which then copies all of it.
     """
 
-    interface_version = 1
+    interface_version = 2
     Config = ContiguousKVConfig
 
     def __init__(self, config: ContiguousKVConfig, context: BuildContext) -> None:

@@ -1,4 +1,4 @@
-"""What both KV managers share: one open transaction over the books, and the arithmetic of a budget."""
+"""What the KV managers share: one open transaction over the books, and the arithmetic of a budget."""
 
 from __future__ import annotations
 
@@ -22,24 +22,36 @@ class BlockManager(KVManager):
         return self._layout
 
     def capacity(self) -> Capacity:
-        num_free = len(self._books.free)
+        num_free, num_cached = len(self._books.free), len(self._books.cached)
         total = self._layout.num_blocks
-        return Capacity(total_blocks=total, free_blocks=num_free, held_blocks=total - num_free)
+        return Capacity(
+            total_blocks=total,
+            free_blocks=num_free,
+            held_blocks=total - num_free - num_cached,
+            cached_blocks=num_cached,
+        )
 
     def max_request_tokens(self) -> int:
         return self._max_blocks * self._layout.block_size
 
     def transaction(self) -> BlockTransaction:
-        if self._is_open:
-            raise RuntimeError("a KV transaction is open already: commit it or roll it back first")
+        self._require_closed()
+        transaction = self._make_transaction()
         self._is_open = True
-        return BlockTransaction(self._books, self._layout.block_size, self._max_blocks, self._closed)
+        return transaction
 
     def block_table(self, sequence_id: int) -> tuple[int, ...]:
         return self._books.tables[sequence_id].blocks
 
     def audit(self) -> None:
         self._books.audit(self._layout.block_size)
+
+    def _make_transaction(self) -> BlockTransaction:
+        return BlockTransaction(self._books, self._layout.block_size, self._max_blocks, self._closed)
+
+    def _require_closed(self) -> None:
+        if self._is_open:
+            raise RuntimeError("a KV transaction is open already: commit it or roll it back first")
 
     def _closed(self) -> None:
         self._is_open = False

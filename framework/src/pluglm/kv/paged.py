@@ -22,7 +22,7 @@ class PagedKVConfig(ComponentConfig):
 class PagedKV(BlockManager):
     """KV memory in small blocks: any free one serves any sequence, so only a sequence's last block is partly unused."""
 
-    interface_version = 1
+    interface_version = 2
     Config = PagedKVConfig
 
     def __init__(self, config: PagedKVConfig, context: BuildContext) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pluglm.kernel.core import BlockCopies
+from pluglm.kernel.core import BlockCopies, CacheKey
 from pluglm.kernel.errors import KVExhausted
 from pluglm.kv.books import Books, Table
 
@@ -13,9 +13,9 @@ class BlockTransaction:
     """The KVTransaction of every manager here. The books change in `commit` alone, so rollback has nothing to undo.
 
     Copy on write: the manager never sees a write, but tokens are only written after the `extend` that covers them.
-    So `extend` replaces every shared block that holds a position between the old and the new size, whichever holder
-    extends first; the last holder keeps the original. To rewrite tokens, `trim` to them before extending again; and
-    fork a sequence only when its tokens are written, since copies are made before the step writes.
+    So `extend` replaces a shared last block that is partly filled, whichever holder extends first; the last holder
+    keeps the original. To rewrite tokens, `trim` to them before extending again; and fork a sequence only when its
+    tokens are written, since copies are made before the step writes.
     """
 
     def __init__(self, books: Books, block_size: int, max_blocks: int, close: Callable[[], None]) -> None:
@@ -30,26 +30,27 @@ class BlockTransaction:
         self._sources: dict[int, int] = {}  # block to be filled -> block whose present content it gets
         self._is_open = True
 
-    def acquire(self, sequence_id: int) -> None:
-        self._require_open()
-        if self._find(sequence_id) is not None:
-            raise ValueError(f"KV sequence {sequence_id} has a table already")
-        self._tables[sequence_id] = Table()
+    def acquire(self, sequence_id: int, key: CacheKey | None = None) -> int:
+        """An empty table, whatever the key: nothing is cached here."""
+        self._start(sequence_id, Table())
+        return 0
 
-    def extend(self, sequence_id: int, num_tokens: int) -> None:
+    def extend(self, sequence_id: int, num_tokens: int, evict: bool = True) -> None:
         table = self._table(sequence_id)
         if num_tokens <= table.num_tokens:
             return
-        num_blocks = -(-num_tokens // self._block_size)
-        first_written = table.num_tokens // self._block_size
-        shared = [i for i in range(first_written, len(table.blocks)) if self._num_holders(table.blocks[i]) > 1]
-        needed = num_blocks - len(table.blocks) + len(shared)
-        if num_blocks > self._max_blocks or needed > self.free_blocks():
-            raise KVExhausted(
-                f"KV sequence {sequence_id}: {num_tokens} tokens need {needed} more blocks of {self._block_size}; "
-                f"{self.free_blocks()} are free, one sequence may hold {self._max_blocks}"
-            )
-        self._tables[sequence_id] = Table(self._grown(table.blocks, shared, num_blocks), num_tokens)
+        blocks, offset = table.blocks, table.num_tokens % self._block_size
+        num_new = -(-num_tokens // self._block_size) - len(blocks)
+        if len(blocks) + num_new > self._max_blocks:
+            self._refuse(sequence_id, num_tokens, num_new)
+        is_copied = offset > 0 and self._needs_copy(blocks[-1], offset, num_new)
+        if num_new or is_copied:
+            if num_new + is_copied > self.free_blocks(evict):
+                self._refuse(sequence_id, num_tokens, num_new + is_copied)
+            self._make_room(num_new + is_copied)
+            kept = (*blocks[:-1], self._take_copy(blocks[-1])) if is_copied else blocks
+            blocks = (*kept, *(self._take() for _ in range(num_new)))
+        self._tables[sequence_id] = Table(blocks, num_tokens)
 
     def trim(self, sequence_id: int, num_tokens: int) -> None:
         if num_tokens < 0:
@@ -64,11 +65,9 @@ class BlockTransaction:
 
     def fork(self, parent_id: int, child_id: int) -> None:
         table = self._table(parent_id)
-        if self._find(child_id) is not None:
-            raise ValueError(f"KV sequence {child_id} has a table already")
+        self._start(child_id, table)
         for block in table.blocks:
             self._shares[block] = self._num_holders(block) + 1
-        self._tables[child_id] = table
 
     def release(self, sequence_id: int) -> None:
         table = self._table(sequence_id)
@@ -76,12 +75,21 @@ class BlockTransaction:
         for block in reversed(table.blocks):
             self._drop(block)
 
-    def free_blocks(self) -> int:
+    def free_blocks(self, evict: bool = True) -> int:
         self._require_open()
         return len(self._books.free) - self._num_taken + len(self._returned)
 
     def commit(self) -> BlockCopies:
         self._require_open()
+        self._apply()
+        self._end()
+        return tuple((source, target) for target, source in self._sources.items())
+
+    def rollback(self) -> None:
+        self._require_open()
+        self._end()
+
+    def _apply(self) -> None:
         books = self._books
         del books.free[len(books.free) - self._num_taken :]
         books.free += self._returned
@@ -95,12 +103,6 @@ class BlockTransaction:
                 books.tables.pop(sequence_id, None)
             else:
                 books.tables[sequence_id] = table
-        self._end()
-        return tuple((source, target) for target, source in self._sources.items())
-
-    def rollback(self) -> None:
-        self._require_open()
-        self._end()
 
     def _end(self) -> None:
         self._is_open = False
@@ -122,14 +124,24 @@ class BlockTransaction:
             raise ValueError(f"KV sequence {sequence_id} holds no table: it was never acquired, or is released")
         return table
 
-    def _grown(self, blocks: tuple[int, ...], shared: list[int], num_blocks: int) -> tuple[int, ...]:
-        if not shared and num_blocks == len(blocks):
-            return blocks
-        grown = list(blocks)
-        for i in shared:
-            grown[i] = self._take_copy(grown[i])
-        grown += [self._take() for _ in range(num_blocks - len(grown))]
-        return tuple(grown)
+    def _start(self, sequence_id: int, table: Table) -> None:
+        self._require_open()
+        if self._find(sequence_id) is not None:
+            raise ValueError(f"KV sequence {sequence_id} has a table already")
+        self._tables[sequence_id] = table
+
+    def _refuse(self, sequence_id: int, num_tokens: int, needed: int) -> None:
+        raise KVExhausted(
+            f"KV sequence {sequence_id}: {num_tokens} tokens need {needed} more blocks of {self._block_size}; "
+            f"{self.free_blocks()} are free, one sequence may hold {self._max_blocks}"
+        )
+
+    def _needs_copy(self, block: int, offset: int, num_new: int) -> bool:
+        """Whether a write at `offset` of the block, beside num_new new blocks, must go to a copy of it."""
+        return self._num_holders(block) > 1
+
+    def _make_room(self, num_blocks: int) -> None:
+        """Called before that many blocks are taken, of those that free_blocks counts. Here they are free already."""
 
     def _num_holders(self, block: int) -> int:
         return self._shares.get(block) or self._books.shares.get(block, 1)

@@ -75,7 +75,7 @@ class Gemma3Model(Decoder):
         windows = layer_windows(text, sizes.num_layers, window, kinds)
         ropes = _read_ropes(text, sizes)
         return DecoderSettings(
-            spec=_spec(text, sizes, windows, ropes[0].max_position),
+            spec=_spec(text, sizes, windows, ropes),
             intermediate_size=sizes.intermediate_size,
             activation=text.choice("hidden_activation", ACTIVATIONS, "gelu_pytorch_tanh"),
             norm_eps=text.number("rms_norm_eps", 1e-6),
@@ -92,14 +92,17 @@ class Gemma3Model(Decoder):
         )
 
 
-def _spec(text: ConfigReader, sizes: Sizes, windows: tuple[int | None, ...], max_position: int) -> ModelSpec:
+def _spec(
+    text: ConfigReader, sizes: Sizes, windows: tuple[int | None, ...], ropes: tuple[RopeSettings, ...]
+) -> ModelSpec:
     scale = text.number("query_pre_attn_scalar", 256) ** -0.5
     return ModelSpec(
         family="gemma3",
         hidden_size=sizes.hidden_size,
         vocab_size=sizes.vocab_size,
-        max_position=max_position,
+        max_position=ropes[0].max_position,
         layers=sizes.layers(windows, scale, text.optional_number("attn_logit_softcapping")),
+        kv_of_prompt_length=any(rope.kind == "dynamic" for rope in ropes),
     )
 
 

@@ -140,6 +140,7 @@ def plain_settings(
             vocab_size=sizes.vocab_size,
             max_position=rope.max_position,
             layers=sizes.layers(windows),
+            kv_of_prompt_length=rope.kind == "dynamic",
         ),
         intermediate_size=sizes.intermediate_size,
         activation=config.choice("hidden_act", ACTIVATIONS, "silu"),

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from pluglm.kernel.core import CacheKey
 from pluglm.kernel.errors import KVExhausted
 from pluglm.kernel.interfaces.component import BuildContext, Capabilities, ComponentConfig
 from pluglm.kernel.interfaces.kv import Capacity, KVLayout
@@ -34,12 +35,13 @@ class BlockTransaction:
         self.manager, self.book = manager, manager.book.copy()
         self.copies: dict[int, int] = {}  # target -> source
 
-    def acquire(self, sequence_id: int) -> None:
+    def acquire(self, sequence_id: int, key: CacheKey | None = None) -> int:
         if sequence_id in self.book.tables:
             raise ValueError(f"sequence {sequence_id} already has a table")
         self.book.tables[sequence_id], self.book.sizes[sequence_id] = [], 0
+        return 0
 
-    def extend(self, sequence_id: int, num_tokens: int) -> None:
+    def extend(self, sequence_id: int, num_tokens: int, evict: bool = True) -> None:
         table, size = self.book.tables[sequence_id], self.book.sizes[sequence_id]
         if num_tokens <= size:
             return
@@ -82,7 +84,7 @@ class BlockTransaction:
         held = self.book.holders()
         return [block for block in range(self.manager.num_blocks) if not held[block]]
 
-    def free_blocks(self) -> int:
+    def free_blocks(self, evict: bool = True) -> int:
         return len(self.free_list())
 
     def commit(self) -> tuple[tuple[int, int], ...]:
@@ -97,7 +99,7 @@ class BlockPool:
     """A KVManager of num_blocks fixed blocks. Every operation costs O(blocks)."""
 
     Config: ClassVar[type[ComponentConfig]] = ComponentConfig
-    interface_version: ClassVar[int] = 1
+    interface_version: ClassVar[int] = 2
     Transaction: ClassVar[type[BlockTransaction]] = BlockTransaction
 
     @classmethod

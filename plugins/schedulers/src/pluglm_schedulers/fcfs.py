@@ -5,48 +5,93 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from pydantic import Field
+
 from pluglm.kernel.interfaces.component import BuildContext, ComponentConfig
 from pluglm.kernel.interfaces.scheduler import Accept, Need, Reject, SchedulingPolicy, Skip, Stop, Victims
+from pluglm_schedulers.ranks import arrival, behind, is_running
+from pluglm_schedulers.step_shares import StepShares
 
 if TYPE_CHECKING:
     from pluglm.kernel.core import Event, RequestView, StepView
 
 
-class FcfsPolicy(SchedulingPolicy):
-    """Requests are served in arrival order, ties by sequence id.
+class FcfsConfig(ComponentConfig):
+    """long_prefill_share: part of a step's prompt tokens that one prompt may take while others want some; 1 is all.
 
-    A waiting request that cannot start holds back all behind it, so a large one never starves. A running request that
-    needs KV takes it from those that arrived after it, the latest first; nobody loses a seat or KV to a later arrival.
+    skip_blocked: waiting requests without room in the KV that later ones may pass in one step; 0 is none.
+    max_skips: steps in which one request may be passed so; then it holds back all behind it.
+    """
+
+    long_prefill_share: float = Field(default=0.5, gt=0, le=1)
+    skip_blocked: int = Field(default=0, ge=0)
+    max_skips: int = Field(default=16, ge=1)
+
+
+class FcfsPolicy(SchedulingPolicy):
+    """Requests are served in arrival order, ties by sequence id; decodes before chunks of prompts.
+
+    While other prompts have tokens to compute, one takes at most long_prefill_share of what the decodes of a step leave
+    (and what the others leave over): a prompt gets no tokens only while 1 / long_prefill_share earlier ones take them.
+    The default of a half slows down neither side more than twofold: those behind a long prompt get as much as it does.
+
+    A waiting request without room in the KV holds back all behind it, so a large one never starves. With skip_blocked,
+    later arrivals may start ahead of it in at most max_skips steps, as many in each as seats are free. One without a
+    seat always holds back the others. A running request that needs KV takes it from those that arrived after it, the
+    latest first; nobody loses a seat or KV to a later arrival.
     """
 
     interface_version = 1
-    Config = ComponentConfig
+    Config = FcfsConfig
 
-    def __init__(self, config: ComponentConfig, context: BuildContext) -> None:
-        pass
+    def __init__(self, config: FcfsConfig, context: BuildContext) -> None:
+        self._shares = StepShares(config.long_prefill_share)
+        self._skip_blocked, self._max_skips = config.skip_blocked, config.max_skips
+        self._step = -1
+        self._skipped: set[int] = set()  # in this step
+        self._num_skips: dict[int, int] = {}  # steps in which a waiting request was skipped
 
     def admit(self, request: RequestView, num_waiting: int) -> Accept | Reject:
         return Accept()
 
     def order_running(self, view: StepView) -> Iterable[int]:
-        return [request.sequence_id for request in sorted(view.running, key=_rank)]
+        if view.step != self._step:
+            self._step = view.step
+            self._count_skips(view)
+        return self._shares.in_turn(view, sorted(view.running, key=arrival))
 
     def order_waiting(self, view: StepView) -> Iterable[int]:
-        return [request.sequence_id for request in sorted(view.waiting, key=_rank)]
+        return self._shares.queue(view, sorted(view.waiting, key=arrival))
 
     def share(self, view: StepView, request: RequestView, tokens_left: int) -> int:
-        return tokens_left
+        return self._shares.share(request, tokens_left)
 
     def on_blocked(self, view: StepView, request: RequestView, need: Need) -> Stop | Skip | Victims:
-        """A running request: those after it, the latest first. A waiting one: Stop."""
-        if all(request.sequence_id != running.sequence_id for running in view.running):
-            return Stop()
-        behind = sorted((other for other in view.running if _rank(other) > _rank(request)), key=_rank, reverse=True)
-        return Victims(tuple(other.sequence_id for other in behind)) if behind else Stop()
+        """A running request: those after it, the latest first. A waiting one: Stop, or Skip within the two limits."""
+        if is_running(view, request):
+            victims = tuple(other.sequence_id for other in behind(view, request, arrival))
+            return Victims(victims) if victims else Stop()
+        if need == "kv" and self._may_skip(request.sequence_id):
+            return Skip()
+        self._shares.blocked(view, request)
+        return Stop()
 
     def on_event(self, event: Event) -> None:
         """Nothing is counted."""
 
+    def _may_skip(self, sequence_id: int) -> bool:
+        """Asked more than once in a step, it gives the same answer."""
+        if sequence_id not in self._skipped:
+            few = len(self._skipped) < self._skip_blocked and self._num_skips.get(sequence_id, 0) < self._max_skips
+            if not few:
+                return False
+            self._skipped.add(sequence_id)
+        return True
 
-def _rank(request: RequestView) -> tuple[float, int]:
-    return request.arrival_s, request.sequence_id
+    def _count_skips(self, view: StepView) -> None:
+        """Of those that still wait; whoever starts is forgotten."""
+        if self._skipped or self._num_skips:
+            counts = {one: self._num_skips.get(one, 0) + 1 for one in self._skipped}
+            waiting = {one.sequence_id for one in view.waiting}
+            self._num_skips = {one: n for one, n in (self._num_skips | counts).items() if one in waiting}
+            self._skipped = set()

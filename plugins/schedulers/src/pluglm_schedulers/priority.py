@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from pluglm.kernel.interfaces.component import BuildContext, ComponentConfig
 from pluglm.kernel.interfaces.scheduler import Accept, Need, Reject, SchedulingPolicy, Skip, Stop, Victims
 from pluglm_schedulers.duration import Seconds
+from pluglm_schedulers.ranks import behind, is_running
+from pluglm_schedulers.step_shares import StepShares
 
 if TYPE_CHECKING:
     from pluglm.kernel.core import Event, RequestView, StepView
@@ -22,7 +24,7 @@ class PriorityConfig(ComponentConfig):
 
 
 class PriorityPolicy(SchedulingPolicy):
-    """The lowest number goes first; within a level, arrival order.
+    """The lowest number goes first; within a level, arrival order. Decodes are served before chunks of prompts.
 
     The effective level at time t is priority - (t - arrival) / ageing. All requests age at the same rate, so the order
     of two requests is that of priority + arrival / ageing and never changes while they live: a request overtakes
@@ -32,6 +34,8 @@ class PriorityPolicy(SchedulingPolicy):
     own level (equals never preempt each other to start, and an aged request is not thrown out by the urgent one that it
     overtook). A running request that needs KV takes it from any running one behind it in that order. Every victim is
     therefore behind its preemptor in one fixed total order, so two requests can never preempt each other in turn.
+
+    A prompt that runs leaves half of a step's prompt tokens to waiting ones that are ahead of it, if seats are free.
     """
 
     interface_version = 1
@@ -39,26 +43,28 @@ class PriorityPolicy(SchedulingPolicy):
 
     def __init__(self, config: PriorityConfig, context: BuildContext) -> None:
         self._ageing_s = config.ageing or 0.0
+        self._shares = StepShares()
 
     def admit(self, request: RequestView, num_waiting: int) -> Accept | Reject:
         return Accept()
 
     def order_running(self, view: StepView) -> Iterable[int]:
-        return [request.sequence_id for request in sorted(view.running, key=self._rank)]
+        return self._shares.by_rank(view, self._rank)
 
     def order_waiting(self, view: StepView) -> Iterable[int]:
         return [request.sequence_id for request in sorted(view.waiting, key=self._rank)]
 
     def share(self, view: StepView, request: RequestView, tokens_left: int) -> int:
-        return tokens_left
+        return self._shares.share(request, tokens_left)
 
     def on_blocked(self, view: StepView, request: RequestView, need: Need) -> Stop | Skip | Victims:
         """Victims as the class says, the last in order first; Stop when there is none, so nobody slips past."""
-        behind = [other for other in view.running if self._rank(other) > self._rank(request)]
-        if all(request.sequence_id != running.sequence_id for running in view.running):
-            behind = [other for other in behind if other.priority > request.priority]
-        behind.sort(key=self._rank, reverse=True)
-        return Victims(tuple(other.sequence_id for other in behind)) if behind else Stop()
+        victims = behind(view, request, self._rank)
+        if not is_running(view, request):
+            victims = [other for other in victims if other.priority > request.priority]
+            if not victims:
+                self._shares.blocked(view, request)
+        return Victims(tuple(other.sequence_id for other in victims)) if victims else Stop()
 
     def on_event(self, event: Event) -> None:
         """Nothing is counted."""

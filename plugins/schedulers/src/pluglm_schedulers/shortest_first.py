@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from pluglm.kernel.interfaces.component import BuildContext, ComponentConfig
 from pluglm.kernel.interfaces.scheduler import Accept, Need, Reject, SchedulingPolicy, Skip, Stop, Victims
 from pluglm_schedulers.duration import Seconds
+from pluglm_schedulers.ranks import behind, is_running
+from pluglm_schedulers.step_shares import StepShares
 
 if TYPE_CHECKING:
     from pluglm.kernel.core import Event, RequestView, StepView
@@ -28,15 +30,16 @@ class ShortestFirstConfig(ComponentConfig):
 class ShortestFirstPolicy(SchedulingPolicy):
     """The request with the least work left goes first; ties by arrival, then sequence id.
 
-    Work left is counted in tokens: known ones not computed yet, and those still wanted. One that waits has computed
-    nothing (a preempted one starts again), so its rank, whole work + arrival / ageing, never changes: requests of W
-    tokens overtake an older one of L tokens only while they arrive less than (L - W) * ageing after it, and nobody
-    starves. The one at the head holds back all behind it until its KV is free.
+    Work left is counted in tokens: known ones not computed yet, and those still wanted. One that waits ranks by its
+    whole work (most have computed nothing, and those preempted start again), so its rank, whole work + arrival /
+    ageing, never changes: requests of W tokens overtake an older one of L tokens only while they arrive less than
+    (L - W) * ageing after it, and nobody starves. The one at the head holds back all behind it until its KV is free.
 
-    Running ones share a step's tokens by work left, which falls as they run. What they may take from each other does
-    not follow it: a victim is behind in the rank that it was admitted by, a fixed total order, so two requests never
-    preempt each other in turn and the first of that order always keeps what it has. Of those behind, the one with the
-    most work left goes first. One that waits never preempts.
+    Running ones share a step's tokens by work left, which falls as they run: decodes before chunks of prompts, and a
+    prompt leaves half of the rest to waiting ones with less work, if seats are free. What they take from each other
+    does not follow it: a victim is behind in the rank that it was admitted by, a fixed total order, so two requests
+    never preempt each other in turn and the first of that order always keeps what it has. Of those behind, the one with
+    the most work left goes first. One that waits never preempts.
     """
 
     interface_version = 1
@@ -44,26 +47,27 @@ class ShortestFirstPolicy(SchedulingPolicy):
 
     def __init__(self, config: ShortestFirstConfig, context: BuildContext) -> None:
         self._ageing_s = config.ageing or 0.0
+        self._shares = StepShares()
 
     def admit(self, request: RequestView, num_waiting: int) -> Accept | Reject:
         return Accept()
 
     def order_running(self, view: StepView) -> Iterable[int]:
-        return [request.sequence_id for request in sorted(view.running, key=self._left_rank)]
+        return self._shares.by_rank(view, self._left_rank)
 
     def order_waiting(self, view: StepView) -> Iterable[int]:
         return [request.sequence_id for request in sorted(view.waiting, key=self._rank)]
 
     def share(self, view: StepView, request: RequestView, tokens_left: int) -> int:
-        return tokens_left
+        return self._shares.share(request, tokens_left)
 
     def on_blocked(self, view: StepView, request: RequestView, need: Need) -> Stop | Skip | Victims:
         """A running request: those behind it in the fixed order, most work left first. A waiting one: Stop."""
-        if all(request.sequence_id != running.sequence_id for running in view.running):
+        if not is_running(view, request):
+            self._shares.blocked(view, request)
             return Stop()
-        behind = [other for other in view.running if self._rank(other) > self._rank(request)]
-        behind.sort(key=self._left_rank, reverse=True)
-        return Victims(tuple(other.sequence_id for other in behind)) if behind else Stop()
+        victims = sorted(behind(view, request, self._rank), key=self._left_rank, reverse=True)
+        return Victims(tuple(other.sequence_id for other in victims)) if victims else Stop()
 
     def on_event(self, event: Event) -> None:
         """Nothing is counted."""

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from pluglm.kernel.interfaces.component import Component
 
 if TYPE_CHECKING:
     import torch
 
-    from pluglm.kernel.core import BlockCopies
+    from pluglm.kernel.core import BlockCopies, CacheKey
 
-KV_VERSION = 1
+KV_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +31,7 @@ class Capacity:
     total_blocks: int
     free_blocks: int
     held_blocks: int  # distinct blocks in at least one table
+    cached_blocks: int = 0  # in no table, kept because a later request may adopt them; evicted when room is needed
 
 
 class KVTransaction(Protocol):
@@ -40,12 +41,20 @@ class KVTransaction(Protocol):
     or rollback every operation raises RuntimeError (a planner that was given up on may still hold the transaction).
     """
 
-    def acquire(self, sequence_id: int) -> None:
-        """Start an empty table. ValueError when the sequence has one."""
+    def acquire(self, sequence_id: int, key: CacheKey | None = None) -> int:
+        """Start a table. ValueError when the sequence has one.
+
+        With a key, a manager that reuses prefixes begins it with blocks that hold the KV of the longest cached prefix
+        of key.token_ids, of key.limit tokens at most. Returns how many tokens that are; 0 is an empty table. The next
+        `extend` makes what will be written exclusive.
+        """
         ...
 
-    def extend(self, sequence_id: int, num_tokens: int) -> None:
-        """Make room for num_tokens in all (never shrinks). Raises KVExhausted when there is none."""
+    def extend(self, sequence_id: int, num_tokens: int, evict: bool = True) -> None:
+        """Make room for num_tokens in all (never shrinks). Raises KVExhausted when there is none.
+
+        Without `evict` no cached block is given up for it.
+        """
         ...
 
     def trim(self, sequence_id: int, num_tokens: int) -> None:
@@ -60,8 +69,8 @@ class KVTransaction(Protocol):
         """Drop the table. ValueError when there is none (a double release is a bug of the caller)."""
         ...
 
-    def free_blocks(self) -> int:
-        """Blocks that could still be handed out inside this transaction."""
+    def free_blocks(self, evict: bool = True) -> int:
+        """Blocks that could still be handed out inside this transaction; without `evict`, leaving the cache whole."""
         ...
 
     def commit(self) -> BlockCopies:
@@ -97,6 +106,31 @@ class KVManager(Component, Protocol):
 
     def audit(self) -> None:
         """Full check of the books, O(blocks). Raises RuntimeError naming the first thing that does not add up."""
+        ...
+
+
+@runtime_checkable
+class PrefixCache(Protocol):
+    """Optional ability of a KVManager: blocks of one sequence serve later ones that begin with the same tokens.
+
+    Source of the method: PagedAttention (arXiv:2309.06180) for shared blocks, SGLang's RadixAttention
+    (arXiv:2312.07104) for reuse across requests.
+    """
+
+    def probe(self, key: CacheKey) -> int:
+        """Tokens that `acquire` would adopt now. No side effects: it is called often and may lead to nothing."""
+        ...
+
+    def publish(self, sequence_id: int, key: CacheKey) -> None:
+        """The first key.limit tokens of key.token_ids are in the sequence's committed table, computed and final.
+
+        Called outside transactions, again with more tokens as they come, and a last time before the release, so that a
+        manager may keep a partly filled block from there on. Published blocks outlive the sequence until evicted.
+        """
+        ...
+
+    def reset(self) -> None:
+        """Forget everything cached; blocks still in tables stay there."""
         ...
 
 

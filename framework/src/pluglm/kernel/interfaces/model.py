@@ -34,13 +34,18 @@ class LayerSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """The shape of a model. vocab_size is the number of logits (the head's rows, padding included)."""
+    """The shape of a model. vocab_size is the number of logits (the head's rows, padding included).
+
+    kv_of_prompt_length: a token's keys depend on the length of its request's prompt too (dynamic rope scaling), so only
+    prompts of one length may share them.
+    """
 
     family: str
     hidden_size: int
     vocab_size: int
     max_position: int
     layers: tuple[LayerSpec, ...]
+    kv_of_prompt_length: bool = False
 
     @property
     def kv_values_per_token(self) -> int:

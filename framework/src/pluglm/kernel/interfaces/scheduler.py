@@ -16,14 +16,16 @@ SCHEDULER_VERSION = 1
 POLICY_VERSION = 1
 
 Need = Literal["kv", "seat"]
+Preemption = Literal["recompute", "offload", "pause"]
 
 
 class Scheduler(Component, Protocol):
     """Replaces the planner. Everything it returns passes the kernel's validator, which refuses items one by one."""
 
     def plan(self, view: StepView, budget: Budget, kv: KVTransaction) -> StepPlan:
-        """Choose this step's tokens. For every item the KV must have been extended to computed + num_tokens (waiting
-        sequences acquired first) and every preempted one released, in `kv`. The kernel commits or rolls back."""
+        """Choose this step's tokens. In `kv`, for every item the KV must have been extended to computed + num_tokens,
+        and everyone preempted or offloaded released. A waiting sequence is acquired first, unless it holds KV; what
+        `acquire` returns for its cache_key (0 without one) counts as computed. The kernel commits or rolls back."""
         ...
 
 
@@ -51,9 +53,14 @@ class Skip:
 
 @dataclass(frozen=True, slots=True)
 class Victims:
-    """Preempt these running sequences, in this order, as far as needed; they recompute later."""
+    """Preempt these running sequences, in this order, as far as needed.
+
+    mode: they compute their tokens again later, get their KV back from host memory, or keep it and lose only the seat.
+    A pause gives no room to a request that needs KV, so there it is taken for "recompute".
+    """
 
     sequence_ids: tuple[int, ...]
+    mode: Preemption = "recompute"
 
 
 class SchedulingPolicy(Component, Protocol):

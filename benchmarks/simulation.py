@@ -1,0 +1,99 @@
+"""Simulated latency percentiles beside those of real runs of the same trace, on the default model.
+
+    python benchmarks/simulation.py [--threads 2] [--rounds 3] [--requests 60] [--rate 1.5] [--record FILE.json]
+
+The step-time model is fitted to one real run of a trace of another seed. Then the trace is run for real `rounds` times
+and simulated once; a percentile is that of the median round, and the ratio is simulated / real. Requests arrive in real
+time (a Poisson process), so a round takes requests / rate seconds and a little more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pluglm import RunConfig
+from pluglm.lab.generate import generate
+from pluglm.lab.metrics import Summary, Targets
+from pluglm.lab.simulate import measure, simulate
+from pluglm.lab.step_time import fit_step_time, relative_errors
+from pluglm.lab.trace import Trace
+from pluglm.lab.workload import Workload
+
+TARGET = 0.15
+MEASURES = [(time, percentile) for time in ("ttft", "tpot", "total") for percentile in ("p50", "p90", "p99")]
+
+
+def make_trace(seed: int, requests: int, rate: float) -> Trace:
+    """Long-tailed prompts and outputs, arriving at random."""
+    stream = {
+        "num_arrivals": requests,
+        "arrivals": {"poisson": {"rate": rate}},
+        "prompt": {"lognormal": {"median": 100, "sigma": 0.7, "min": 8, "max": 600}},
+        "output": {"lognormal": {"median": 40, "sigma": 0.6, "min": 4, "max": 150}},
+    }
+    return generate(Workload.model_validate({"seed": seed, "streams": [stream]}))
+
+
+def percentiles(summary: Summary) -> dict[str, float]:
+    return {f"{time}_{name}": getattr(getattr(summary, time), name) for time, name in MEASURES}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--requests", type=int, default=60)
+    parser.add_argument("--rate", type=float, default=1.5, help="arrivals a second")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--record", type=Path, default=Path("benchmarks/records/simulation.json"))
+    options = parser.parse_args()
+    engine = {"num_threads": options.threads, "max_num_seqs": 16, "max_step_tokens": 256, "kv_memory": 256 << 20}
+    config = RunConfig.from_dict({"engine": engine})
+    fitted_run = measure(config, make_trace(options.seed + 1, options.requests, options.rate))
+    step_time = fit_step_time(fitted_run.steps)
+    errors = relative_errors(step_time, fitted_run.steps)
+    print(f"step time {step_time!r}, errors of its own steps {errors}")
+    trace = make_trace(options.seed, options.requests, options.rate)
+    runs = [measure(config, trace) for _ in range(options.rounds)]
+    rounds = [percentiles(run.summary(Targets())) for run in runs]
+    simulated = percentiles(simulate(config, trace, step_time).summary(Targets()))
+    real = {name: statistics.median(one[name] for one in rounds) for name in simulated}
+    ratios = {name: simulated[name] / real[name] for name in simulated}
+    for name, ratio in ratios.items():
+        each = ", ".join(f"{1000 * one[name]:.1f}" for one in rounds)
+        print(f"{name:10} real {1000 * real[name]:8.1f} ms ({each}), simulated {1000 * simulated[name]:8.1f}: {ratio:.3f}")
+    worst = max(abs(ratio - 1) for ratio in ratios.values())
+    print(f"farthest from real: {worst:.1%} (target {TARGET:.0%})")
+    record: dict[str, Any] = {
+        "benchmark": "simulation",
+        "model": config.model.path,
+        "dtype": config.model.dtype,
+        "threads": options.threads,
+        "requests": options.requests,
+        "rate": options.rate,
+        "torch": torch.__version__,
+        "machine": f"{platform.machine()}, {platform.python_implementation()} {platform.python_version()}",
+        "step_time": step_time.model_dump(),
+        "fit_errors": errors,
+        "num_steps": [len(run.steps) for run in runs],
+        "rounds": rounds,
+        "real": real,
+        "simulated": simulated,
+        "ratios": ratios,
+        "worst": worst,
+        "target": TARGET,
+    }
+    options.record.parent.mkdir(parents=True, exist_ok=True)
+    options.record.write_text(json.dumps(record, indent=1) + "\n")
+    print(f"record: {options.record}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""The validator behind every scheduler: refuses what breaks a rule, item by item, and says why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from pluglm.kernel.core import PlanItem, RequestView, StepPlan, StepView
+from pluglm.kernel.interfaces.kv import KVTransaction
+
+
+@dataclass(slots=True)
+class _Check:
+    """What is left of the plan. `running` are those that keep their seat; adopted is what the KV manager gave."""
+
+    view: StepView
+    kv: KVTransaction
+    adopted: Mapping[int, int]
+    known: dict[int, RequestView]
+    running: dict[int, RequestView]
+    taken: set[int] = field(default_factory=set)  # those that lose something, or end
+    reasons: list[str] = field(default_factory=list)
+
+
+def refuse_bad_items(
+    plan: StepPlan, view: StepView, kv: KVTransaction, adopted: Mapping[int, int]
+) -> tuple[StepPlan, list[str]]:
+    """The plan without the items that break a rule, and one reason for each. A refused item never costs the others."""
+    running = {request.sequence_id: request for request in view.running}
+    known = running | {request.sequence_id: request for request in view.waiting}
+    check = _Check(view, kv, adopted, known, running)
+    kept = StepPlan(
+        preempted=tuple(_losing(check, plan.preempted, "preempt", or_paused=True)),
+        offloaded=tuple(_losing(check, plan.offloaded, "offload")),
+        paused=tuple(_losing(check, plan.paused, "pause", keeps_kv=True)),
+        refused=tuple(_ending(check, plan.refused)),
+        items=tuple(_items(check, plan.items)),
+    )
+    planned = {item.sequence_id for item in kept.items}
+    for one in [one for one in adopted if one not in planned]:  # acquired for nothing
+        check.kv.release(one)
+    return kept, check.reasons
+
+
+def _losing(
+    check: _Check, sequence_ids: Iterable[int], what: str, or_paused: bool = False, keeps_kv: bool = False
+) -> Iterable[int]:
+    """Those that may lose their seat; the KV that a scheduler did not give back goes now."""
+    for one in dict.fromkeys(sequence_ids):
+        request = check.running.get(one)
+        if request is None and or_paused and one in check.known and check.known[one].holds_kv:
+            request = check.known[one]
+        if request is None or one in check.taken:
+            check.reasons.append(f"cannot {what} {one}: it is not running")
+            continue
+        check.taken.add(one)
+        check.running.pop(one, None)
+        with suppress(ValueError):  # the scheduler released it
+            if keeps_kv:
+                check.kv.trim(one, request.num_computed)
+            else:
+                check.kv.release(one)
+        yield one
+
+
+def _ending(check: _Check, refused: Iterable[tuple[int, str]]) -> Iterable[tuple[int, str]]:
+    for one, reason in refused:
+        if one not in check.known or one in check.taken:
+            check.reasons.append(f"cannot refuse {one}: it is unknown, or loses its seat in this plan")
+            continue
+        check.taken.add(one)
+        check.running.pop(one, None)
+        with suppress(ValueError):
+            check.kv.release(one)
+        yield one, str(reason)
+
+
+def _items(check: _Check, items: Iterable[PlanItem]) -> Iterable[PlanItem]:
+    budget, seats, tokens, kept = check.view.budget, len(check.running), 0, set[int]()
+    for item in items:
+        one, request = item.sequence_id, check.known.get(item.sequence_id)
+        new_seat = one not in check.running
+        reason = None
+        if request is None or one in check.taken or one in kept:
+            reason = "is unknown, preempted in this plan or listed twice"
+        elif not isinstance(item.num_tokens, int) or not 1 <= item.num_tokens <= _pending(check, request):
+            reason = f"asks for {item.num_tokens} tokens, 1 to {_pending(check, request)} are pending"
+        elif tokens + item.num_tokens > budget.num_tokens:
+            reason = f"exceeds the budget of {budget.num_tokens} tokens"
+        elif seats + new_seat > budget.num_seats:
+            reason = f"exceeds the {budget.num_seats} seats"
+        if reason is None:
+            kept.add(one)
+            tokens, seats = tokens + item.num_tokens, seats + new_seat
+            yield item
+            continue
+        check.reasons.append(f"sequence {one} {reason}")
+        if request is not None and one not in kept and one not in check.taken:
+            _take_back(check, request)
+
+
+def _pending(check: _Check, request: RequestView) -> int:
+    """Pending tokens, without those whose KV was adopted in this transaction."""
+    return request.num_pending - check.adopted.get(request.sequence_id, 0)
+
+
+def _take_back(check: _Check, request: RequestView) -> None:
+    """Return the KV that a sequence may not have in this step."""
+    with suppress(ValueError):  # it holds none: never acquired, or released already
+        if request.holds_kv:
+            check.kv.trim(request.sequence_id, request.num_computed)
+        else:
+            check.kv.release(request.sequence_id)

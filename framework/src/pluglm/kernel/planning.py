@@ -1,0 +1,168 @@
+"""The plan of a step: asks the scheduler, validates, and makes the KV and the sequences agree with the answer."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+
+from pluglm.kernel.core import BlockCopies, FinishReason, PlanItem, Sequence, Status, StepPlan, StepView
+from pluglm.kernel.drawing import Window
+from pluglm.kernel.memory import Memory, StepKV
+from pluglm.kernel.parts import Parts
+from pluglm.kernel.plan_check import refuse_bad_items
+from pluglm.kernel.roster import Roster
+
+logger = logging.getLogger("pluglm")
+MAX_IDLE_STEPS = 100  # empty plans in a row, with work waiting, before the scheduler is called stuck
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Decision:
+    """A validated plan, and what its transaction did. held: tokens that each item's KV has room for."""
+
+    plan: StepPlan
+    reasons: list[str]
+    copies: BlockCopies
+    held: list[int]
+    adopted: dict[int, int]
+    offloaded: dict[int, tuple[int, ...]]  # blocks that were released
+
+
+@dataclass(slots=True)
+class Step:
+    """What one step works on: the planned sequences, each with its token count, and the blocks to fill first."""
+
+    items: list[tuple[Sequence, int]] = field(default_factory=list)
+    copies: BlockCopies = ()
+    restores: list[tuple[tuple[int, ...], list[torch.Tensor]]] = field(default_factory=list)
+
+    @property
+    def windows(self) -> list[Window]:
+        """Those that reach the end of what is known, with the drafts that were computed along."""
+        return [
+            Window(sequence, tuple(sequence.drafts[: sequence.drafts_within(count)]))
+            for sequence, count in self.items
+            if sequence.drafts_within(count) >= 0
+        ]
+
+
+class Endings(Protocol):
+    """What planning needs of the engine: ways to end requests."""
+
+    def finish(self, sequence: Sequence, reason: FinishReason, **details: Any) -> None: ...
+
+    def end_all(self, reason: FinishReason, **details: Any) -> None: ...
+
+    def forget_drafts(self, sequence: Sequence) -> None: ...
+
+
+class Planning:
+    """Plans step after step. stopped: why the engine takes no more requests, or nothing."""
+
+    def __init__(self, parts: Parts, roster: Roster, memory: Memory, engine: Endings) -> None:
+        self._parts, self._roster, self._memory, self._engine = parts, roster, memory, engine
+        self._idle_steps = 0
+        self.stopped = ""
+
+    def plan(self, step_index: int) -> Step:
+        """What this step works on; empty when the scheduler failed, which ended the requests it was asked about."""
+        live = self._roster.live()
+        if not live:
+            self._idle_steps = 0
+            return Step()
+        view = StepView(
+            step=step_index,
+            now_s=self._parts.runner.backend.now(),
+            budget=self._parts.budget,
+            running=self._roster.running_views(),
+            waiting=self._roster.waiting_views(),
+        )
+        decision = self._memory.change("scheduler", live, partial(self._decide, view))
+        if decision is None:
+            return Step()
+        for reason in decision.reasons:
+            logger.warning("%s: refused: %s", self._parts.names["scheduler"], reason)
+        self._parts.hooks.call("step_planned", view=view, plan=decision.plan)
+        step = self._apply(decision)
+        self._watch_progress(decision.plan)
+        return step
+
+    def _decide(self, view: StepView, transaction: Any) -> _Decision:
+        """Runs under the guard; the engine's state does not change here."""
+        kv: Any = StepKV(transaction, self._parts.names["kv"])
+        wanted = self._parts.scheduler.plan(view, view.budget, kv)
+        plan, reasons = refuse_bad_items(wanted, view, kv, kv.adopted)
+        offloaded = {one: self._memory.kv.block_table(one) for one in plan.offloaded}
+        copies = kv.commit()
+        held = [self._memory.held_tokens(item.sequence_id) for item in plan.items]
+        return _Decision(plan=plan, reasons=reasons, copies=copies, held=held, adopted=kv.adopted, offloaded=offloaded)
+
+    def _apply(self, decision: _Decision) -> Step:
+        plan, live = decision.plan, {**self._roster.running, **self._roster.waiting}
+        for item in plan.items:  # first of all: whoever ends below must give back what the transaction gave it
+            live[item.sequence_id].holds_kv = True
+        for sequence_id, reason in plan.refused:
+            if (sequence := live.get(sequence_id)) is not None:
+                sequence.holds_kv = False
+                self._run_out(sequence, reason)
+        for mode in ("preempted", "offloaded", "paused"):
+            for sequence_id in getattr(plan, mode):
+                if (sequence := live.get(sequence_id)) is not None and sequence.status is not Status.FINISHED:
+                    self._preempt(sequence, mode == "paused", decision.offloaded.get(sequence_id))
+        step = Step(copies=decision.copies)
+        for item, held in zip(plan.items, decision.held, strict=True):
+            self._start(item, held, decision.adopted.get(item.sequence_id, 0), step)
+        return step
+
+    def _preempt(self, sequence: Sequence, keeps_kv: bool, blocks: tuple[int, ...] | None) -> None:
+        """Back to waiting, with its KV kept, copied to the host, or lost."""
+        sequence.drafts = []
+        sequence.num_preemptions += 1
+        if not keeps_kv:
+            sequence.holds_kv, sequence.num_published = False, 0
+            if blocks is None or not self._memory.offload(sequence, blocks):
+                sequence.num_recomputed += sequence.num_computed
+                sequence.num_computed = sequence.num_sound = 0
+            self._engine.forget_drafts(sequence)
+        self._roster.wait(sequence)
+
+    def _start(self, item: PlanItem, held: int, num_adopted: int, step: Step) -> None:
+        """Put an item into the step; one whose KV the scheduler did not extend fails by the scheduler's name."""
+        if (sequence := self._roster.run(item.sequence_id)) is not None and num_adopted:
+            self._memory.take_offloaded(sequence)
+            sequence.num_computed = sequence.num_sound = sequence.num_published = num_adopted
+            sequence.num_cached += num_adopted
+        sequence = self._roster.running.get(item.sequence_id)
+        if sequence is None:
+            return
+        needed = sequence.num_computed + item.num_tokens
+        if held < needed:
+            what = f"planned {needed} tokens of a sequence and extended its KV to {held}"
+            self._engine.finish(sequence, "error", error=f"{self._parts.names['scheduler']} {what}")
+            return
+        if (saved := self._memory.take_offloaded(sequence)) is not None:
+            step.restores.append((self._memory.kv.block_table(item.sequence_id)[: len(saved[0])], saved))
+        step.items.append((sequence, item.num_tokens))
+
+    def _run_out(self, sequence: Sequence, reason: str) -> None:
+        """A request that found no KV ends; or everything does, if the run was told to."""
+        if not self._parts.limits.exits_when_full:
+            self._engine.finish(sequence, "refused", error=reason)
+            return
+        self.stopped = reason
+        self._engine.end_all("error", error=reason)
+
+    def _watch_progress(self, plan: StepPlan) -> None:
+        self._idle_steps = 0 if plan.items else self._idle_steps + 1
+        if self._idle_steps and self._memory.held_back:  # the KV that is missing may come back
+            self._parts.guard.wait_settled(1 / MAX_IDLE_STEPS)
+        if self._idle_steps >= MAX_IDLE_STEPS:
+            why = "while an abandoned call holds KV" if self._memory.held_back else "with work waiting"
+            self._idle_steps = 0
+            self._engine.end_all(
+                "error", error=f"{self._parts.names['scheduler']} planned nothing in {MAX_IDLE_STEPS} steps {why}"
+            )

@@ -1,0 +1,129 @@
+"""Who is in the engine: live sequences by id, by request and by state, and what schedulers see of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from pluglm.kernel.core import CacheKey, Request, RequestView, Sequence, Status
+
+Probe = Callable[[CacheKey], int]
+
+
+@dataclass(slots=True)
+class Lanes:
+    """The sequences of one request: one for each of its n outputs, once the prompt is computed."""
+
+    live: list[Sequence] = field(default_factory=list)
+    ended: list[Sequence] = field(default_factory=list)
+
+
+class Roster:
+    """Every live sequence is running or waiting, and in the lanes of its request."""
+
+    def __init__(self, probe: Probe | None) -> None:
+        self.running: dict[int, Sequence] = {}  # in admission order
+        self.waiting: dict[int, Sequence] = {}
+        self.requests: dict[str, Lanes] = {}
+        self.deadlines: dict[str, float] = {}
+        self._waiting_views: dict[int, RequestView] = {}
+        self._probe = probe
+        self._next_id = 0
+
+    def new_id(self) -> int:
+        self._next_id += 1
+        return self._next_id - 1
+
+    def add(self, sequence: Sequence) -> None:
+        """A new sequence, waiting."""
+        request = sequence.request
+        self.requests.setdefault(request.request_id, Lanes()).live.append(sequence)
+        if request.deadline_s is not None:
+            self.deadlines[request.request_id] = request.deadline_s
+        self.wait(sequence)
+
+    def wait(self, sequence: Sequence) -> None:
+        sequence.status = Status.WAITING
+        self.running.pop(sequence.sequence_id, None)
+        self.waiting[sequence.sequence_id] = sequence
+        self._waiting_views[sequence.sequence_id] = view_of(sequence, self._probe)
+
+    def run(self, sequence_id: int) -> Sequence | None:
+        """Move a waiting sequence to those that run; None when it does not wait."""
+        sequence = self.waiting.pop(sequence_id, None)
+        if sequence is not None:
+            del self._waiting_views[sequence_id]
+            sequence.status = Status.RUNNING
+            self.running[sequence_id] = sequence
+        return sequence
+
+    def refresh(self, sequence: Sequence) -> None:
+        """A waiting sequence changed what schedulers see of it."""
+        self._waiting_views[sequence.sequence_id] = view_of(sequence, self._probe)
+
+    def end(self, sequence: Sequence) -> Lanes:
+        """Take it out; returns its request's lanes, without any live one when the request is over."""
+        sequence.status = Status.FINISHED
+        self.running.pop(sequence.sequence_id, None)
+        if self.waiting.pop(sequence.sequence_id, None) is not None:
+            del self._waiting_views[sequence.sequence_id]
+        request_id = sequence.request.request_id
+        lanes = self.requests[request_id]
+        lanes.live.remove(sequence)
+        lanes.ended.append(sequence)
+        if not lanes.live:
+            del self.requests[request_id]
+            self.deadlines.pop(request_id, None)
+        return lanes
+
+    def live(self) -> list[Sequence]:
+        return [*self.running.values(), *self.waiting.values()]
+
+    def late(self, now_s: float) -> list[str]:
+        """Requests whose deadline has passed."""
+        return [name for name, deadline_s in self.deadlines.items() if now_s > deadline_s]
+
+    def running_views(self) -> tuple[RequestView, ...]:
+        return tuple(view_of(one, None) for one in self.running.values())
+
+    def waiting_views(self) -> tuple[RequestView, ...]:
+        """In arrival order. They change only when a sequence comes to wait, so they are kept."""
+        return tuple(sorted(self._waiting_views.values(), key=_arrival))
+
+    def queued(self) -> Iterable[Request]:
+        """Requests that have never run."""
+        return (one.request for one in self.waiting.values() if not one.num_computed and not one.num_preemptions)
+
+
+def _arrival(view: RequestView) -> tuple[float, int]:
+    return view.arrival_s, view.sequence_id
+
+
+def view_of(sequence: Sequence, probe: Probe | None) -> RequestView:
+    """What schedulers see of it in this step. probe: of the prefix cache, None where nothing may be adopted.
+
+    At least the last known token is always computed, since its logits are needed.
+    """
+    request, num_known = sequence.request, len(sequence.token_ids)
+    key = None
+    if probe is not None and num_known > 1 and not sequence.num_computed and not sequence.holds_kv:
+        key = CacheKey(namespace=sequence.namespace, token_ids=sequence.token_ids, limit=num_known - 1)
+    return RequestView(
+        sequence_id=sequence.sequence_id,
+        request_id=request.request_id,
+        tenant=request.tenant,
+        priority=request.priority,
+        arrival_s=request.arrival_s,
+        num_prompt=len(request.prompt_token_ids),
+        num_known=num_known,
+        num_computed=sequence.num_computed,
+        num_drafts=len(sequence.drafts),
+        num_output=len(sequence.output_token_ids),
+        max_new_tokens=request.max_new_tokens,
+        num_preemptions=sequence.num_preemptions,
+        lane=sequence.lane,
+        deadline_s=request.deadline_s,
+        holds_kv=sequence.holds_kv,
+        cache_key=key,
+        probe=probe,
+    )

@@ -1,0 +1,353 @@
+"""What a KV manager remembers of its blocks' content, so that later sequences can adopt them. Knows no tensor.
+
+How content is found is an index's business, and what is evicted first an Eviction's; this keeps both in step with the
+books. One rule holds throughout: a sequence that holds an entry's block holds the block of the entry's parent before
+it. So everything that follows an idle entry is idle too, and all idle blocks can be evicted, from the last one on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Container, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from pluglm.kernel.core import CacheKey
+from pluglm.kv.books import Books, Table
+from pluglm.kv.eviction_order import CacheEntry, EvictionHeap
+
+
+class PrefixIndex(Protocol):
+    """Finds entries by content. `parent` None is the start of a namespace."""
+
+    def match(self, key: CacheKey, without: Container[int]) -> tuple[list[CacheEntry], int]:
+        """The entries of the longest known prefix of key.token_ids, key.limit tokens at most, in order, and its length.
+
+        Nothing whose block is in `without`. The last entry may know more tokens than the prefix has. Changes nothing.
+        """
+        ...
+
+    def find(self, namespace: bytes, parent: CacheEntry | None, tokens: tuple[int, ...]) -> CacheEntry | None:
+        """An entry after `parent` that begins with these tokens."""
+        ...
+
+    def add(
+        self, namespace: bytes, parent: CacheEntry | None, tokens: tuple[int, ...], entry: CacheEntry
+    ) -> CacheEntry | None:
+        """Make `entry` findable; `find` had none. Returns one after `parent` that it makes useless, if any."""
+        ...
+
+    def remove(self, entry: CacheEntry) -> None:
+        """Forget an entry that nothing follows."""
+        ...
+
+    def audit(self, entries: Collection[CacheEntry]) -> None:
+        """RuntimeError unless exactly these can be found. O(entries)."""
+        ...
+
+
+@dataclass(slots=True)
+class Published:
+    """How far a sequence was published. entry: of its last whole block; num_tokens may reach beyond that."""
+
+    namespace: bytes
+    token_ids: Sequence[int]
+    entry: CacheEntry | None = None
+    num_blocks: int = 0
+    num_tokens: int = 0
+
+
+class BlockCache:
+    """entries by block; published by sequence id. Between transactions it is changed by `publish` and `reset` alone."""
+
+    def __init__(self, books: Books, block_size: int, index: PrefixIndex, heap: EvictionHeap, keeps_tails: bool) -> None:
+        self.index, self.heap, self.keeps_tails = index, heap, keeps_tails
+        self.entries: dict[int, CacheEntry] = {}
+        self.published: dict[int, Published] = {}
+        self.now = 0
+        self._books, self._block_size = books, block_size
+        self._barred: set[int] = set()  # held tables before the last reset: what they compute may be out of date
+
+    def publish(self, sequence_id: int, key: CacheKey) -> None:
+        """See the contract. ValueError when the table has fewer tokens, or the namespace has changed."""
+        table = self._books.tables.get(sequence_id)
+        if table is None or not 0 <= key.limit <= min(table.num_tokens, len(key.token_ids)):
+            have = "no table" if table is None else f"room for {table.num_tokens} and {len(key.token_ids)} are known"
+            raise ValueError(f"KV sequence {sequence_id}: {key.limit} tokens cannot be published, it has {have}")
+        if sequence_id in self._barred:
+            return
+        state = self.published.get(sequence_id)
+        if state is None:
+            state = self.published[sequence_id] = Published(key.namespace, key.token_ids)
+        elif state.namespace != key.namespace:
+            raise ValueError(f"KV sequence {sequence_id} was published under another namespace before")
+        if key.limit >= state.num_tokens:
+            state.num_tokens, state.token_ids = key.limit, key.token_ids
+        if key.limit // self._block_size > state.num_blocks:
+            self._publish_blocks(sequence_id, table, state, key.limit // self._block_size)
+
+    def _publish_blocks(self, sequence_id: int, table: Table, state: Published, num_blocks: int) -> None:
+        """Whole blocks from where it stopped. Where another block has the content already, the table gets that one."""
+        self.now += 1
+        size, blocks = self._block_size, list(table.blocks)
+        for number in range(state.num_blocks, num_blocks):
+            block, tokens = blocks[number], tuple(state.token_ids[number * size : (number + 1) * size])
+            entry = self.index.find(state.namespace, state.entry, tokens)
+            if entry is None or entry.block != block:
+                if not self._may_change(block, entry):
+                    break
+                if (start := self.entries.get(block)) is not None:
+                    self.remove(start)
+                if entry is None:
+                    entry = self._insert(self.make_entry(block, state.entry, number * size, size), state, tokens)
+                else:
+                    blocks[number] = self._swap(block, entry)
+            entry.used_at = self.now
+            state.entry, state.num_blocks = entry, number + 1
+        if tuple(blocks) != table.blocks:
+            self._books.tables[sequence_id] = replace(table, blocks=tuple(blocks))
+
+    def _may_change(self, block: int, entry: CacheEntry | None) -> bool:
+        """Whether a held block may become an entry, or give way to one that has its content.
+
+        Not while it is one of another namespace; and a fork that holds it too would keep what follows it without it.
+        """
+        known = self.entries.get(block)
+        is_whole = known is not None and known.num_tokens == self._block_size
+        return not is_whole and (entry is None or block not in self._books.shares)
+
+    def make_entry(self, block: int, parent: CacheEntry | None, num_before: int, num_tokens: int) -> CacheEntry:
+        """Not inserted yet."""
+        return CacheEntry(
+            block=block,
+            parent=parent,
+            num_before=num_before,
+            num_tokens=num_tokens,
+            cached_at=self.now,
+            used_at=self.now,
+            idle_since=self.now,
+        )
+
+    def _insert(self, entry: CacheEntry, state: Published, tokens: tuple[int, ...]) -> CacheEntry:
+        useless = self.index.add(state.namespace, entry.parent, tokens, entry)
+        self.entries[entry.block] = entry
+        if entry.parent is not None:
+            entry.parent.num_followers += 1
+            self.heap.discard(entry.parent)
+        if useless is not None and useless.block in self._books.cached:
+            self.remove(useless)
+            self._books.free.append(useless.block)
+        return entry
+
+    def _swap(self, block: int, entry: CacheEntry) -> int:
+        """One table's block for the entry's, which has the same content."""
+        books = self._books
+        if entry.block in books.cached:
+            self.set_idle(entry, False)
+        else:
+            books.shares[entry.block] = books.shares.get(entry.block, 1) + 1
+        books.free.append(block)
+        return entry.block
+
+    def remove(self, entry: CacheEntry) -> None:
+        """Forget an entry that nothing follows."""
+        ...
+
+    def audit(self, entries: Collection[CacheEntry]) -> None:
+        """RuntimeError unless exactly these can be found. O(entries)."""
+        ...
+
+
+@dataclass(slots=True)
+class Published:
+    """How far a sequence was published. entry: of its last whole block; num_tokens may reach beyond that."""
+
+    namespace: bytes
+    token_ids: Sequence[int]
+    entry: CacheEntry | None = None
+    num_blocks: int = 0
+    num_tokens: int = 0
+
+
+class BlockCache:
+    """entries by block; published by sequence id. Between transactions it is changed by `publish` and `reset` alone."""
+
+    def __init__(self, books: Books, block_size: int, index: PrefixIndex, heap: EvictionHeap, keeps_tails: bool) -> None:
+        self.index, self.heap, self.keeps_tails = index, heap, keeps_tails
+        self.entries: dict[int, CacheEntry] = {}
+        self.published: dict[int, Published] = {}
+        self.now = 0
+        self._books, self._block_size = books, block_size
+        self._barred: set[int] = set()  # held tables before the last reset: what they compute may be out of date
+
+    def publish(self, sequence_id: int, key: CacheKey) -> None:
+        """See the contract. ValueError when the table has fewer tokens, or the namespace has changed."""
+        table = self._books.tables.get(sequence_id)
+        if table is None or not 0 <= key.limit <= min(table.num_tokens, len(key.token_ids)):
+            have = "no table" if table is None else f"room for {table.num_tokens} and {len(key.token_ids)} are known"
+            raise ValueError(f"KV sequence {sequence_id}: {key.limit} tokens cannot be published, it has {have}")
+        if sequence_id in self._barred:
+            return
+        state = self.published.get(sequence_id)
+        if state is None:
+            state = self.published[sequence_id] = Published(key.namespace, key.token_ids)
+        elif state.namespace != key.namespace:
+            raise ValueError(f"KV sequence {sequence_id} was published under another namespace before")
+        if key.limit >= state.num_tokens:
+            state.num_tokens, state.token_ids = key.limit, key.token_ids
+        if key.limit // self._block_size > state.num_blocks:
+            self._publish_blocks(sequence_id, table, state, key.limit // self._block_size)
+
+    def _publish_blocks(self, sequence_id: int, table: Table, state: Published, num_blocks: int) -> None:
+        """Whole blocks from where it stopped. Where another block has the content already, the table gets that one."""
+        self.now += 1
+        size, blocks = self._block_size, list(table.blocks)
+        for number in range(state.num_blocks, num_blocks):
+            block, tokens = blocks[number], tuple(state.token_ids[number * size : (number + 1) * size])
+            entry = self.index.find(state.namespace, state.entry, tokens)
+            if entry is None or entry.block != block:
+                if not self._may_change(block, entry):
+                    break
+                if (start := self.entries.get(block)) is not None:
+                    self.remove(start)
+                if entry is None:
+                    entry = self._insert(self.make_entry(block, state.entry, number * size, size), state, tokens)
+                else:
+                    blocks[number] = self._swap(block, entry)
+            entry.used_at = self.now
+            state.entry, state.num_blocks = entry, number + 1
+        if tuple(blocks) != table.blocks:
+            self._books.tables[sequence_id] = replace(table, blocks=tuple(blocks))
+
+    def _may_change(self, block: int, entry: CacheEntry | None) -> bool:
+        """Whether a held block may become an entry, or give way to one that has its content.
+
+        Not while it is one of another namespace; and a fork that holds it too would keep what follows it without it.
+        """
+        known = self.entries.get(block)
+        is_whole = known is not None and known.num_tokens == self._block_size
+        return not is_whole and (entry is None or block not in self._books.shares)
+
+    def make_entry(self, block: int, parent: CacheEntry | None, num_before: int, num_tokens: int) -> CacheEntry:
+        """Not inserted yet."""
+        return CacheEntry(
+            block=block,
+            parent=parent,
+            num_before=num_before,
+            num_tokens=num_tokens,
+            cached_at=self.now,
+            used_at=self.now,
+            idle_since=self.now,
+        )
+
+    def _insert(self, entry: CacheEntry, state: Published, tokens: tuple[int, ...]) -> CacheEntry:
+        useless = self.index.add(state.namespace, entry.parent, tokens, entry)
+        self.entries[entry.block] = entry
+        if entry.parent is not None:
+            entry.parent.num_followers += 1
+            self.heap.discard(entry.parent)
+        if useless is not None and useless.block in self._books.cached:
+            self.remove(useless)
+            self._books.free.append(useless.block)
+        return entry
+
+    def _swap(self, block: int, entry: CacheEntry) -> None:
+        """One table's block for the entry's, which has the same content."""
+        books = self._books
+        if entry.block in books.cached:
+            self.set_idle(entry, False)
+        else:
+            books.shares[entry.block] = books.shares.get(entry.block, 1) + 1
+        if (old := self.entries.get(block)) is not None:
+            self.remove(old)
+        books.free.append(block)
+
+    def remove(self, entry: CacheEntry) -> None:
+        """Forget the content of a block that nothing follows; the books are told that it is not cached."""
+        self.index.remove(entry)
+        del self.entries[entry.block]
+        self.heap.discard(entry)
+        self._books.cached.discard(entry.block)
+        if (parent := entry.parent) is not None:
+            parent.num_followers -= 1
+            if not parent.num_followers and parent.block in self._books.cached:
+                self.heap.add(parent)
+
+    def set_idle(self, entry: CacheEntry, is_idle: bool) -> None:
+        """No table holds its block from now on, or one does again."""
+        if not is_idle:
+            self._books.cached.discard(entry.block)
+            self.heap.discard(entry)
+            return
+        self._books.cached.add(entry.block)
+        entry.idle_since = self.now
+        if not entry.num_followers:
+            self.heap.add(entry)
+
+    def keep_tail(self, entry: CacheEntry, state: Published) -> None:
+        """The last block of a released sequence, partly filled and in no table; free if its content is known already."""
+        tokens = tuple(state.token_ids[entry.num_before : entry.num_before + entry.num_tokens])
+        if self.index.find(state.namespace, entry.parent, tokens) is not None:
+            self._books.free.append(entry.block)
+        else:
+            self.set_idle(self._insert(entry, state, tokens), True)
+
+    def adopted(self, sequence_id: int, key: CacheKey, entries: Sequence[CacheEntry], num_tokens: int) -> None:
+        """A sequence began with these: the whole ones count as published by it."""
+        for entry in entries:
+            entry.num_hits += 1
+            entry.used_at = self.now
+        num_blocks = num_tokens // self._block_size
+        last = entries[num_blocks - 1] if num_blocks else None
+        whole = num_blocks * self._block_size
+        self.published[sequence_id] = Published(key.namespace, key.token_ids, last, num_blocks, whole)
+
+    def forked(self, parent_id: int, child_id: int) -> None:
+        if parent_id in self._barred:
+            self._barred.add(child_id)
+
+    def trimmed(self, sequence_id: int, num_tokens: int) -> None:
+        """What was published beyond stays cached, and is no longer this sequence's."""
+        state = self.published.get(sequence_id)
+        if state is None:
+            return
+        state.num_tokens = min(state.num_tokens, num_tokens)
+        while state.num_blocks > num_tokens // self._block_size and state.entry is not None:
+            state.entry, state.num_blocks = state.entry.parent, state.num_blocks - 1
+
+    def released(self, sequence_id: int) -> None:
+        self.published.pop(sequence_id, None)
+        self._barred.discard(sequence_id)
+
+    def reset(self) -> None:
+        """See the contract. What live sequences hold is not published any more either."""
+        for entry in sorted(self.entries.values(), key=lambda entry: entry.num_before, reverse=True):
+            if entry.block in self._books.cached:
+                self._books.free.append(entry.block)
+            self.remove(entry)
+        self.heap.clear()
+        self.published.clear()
+        self._barred.update(self._books.tables)
+
+    def audit(self) -> None:
+        """RuntimeError unless books, entries, heap and index agree and every table holds what its entries follow."""
+        size, held = self._block_size, {block for table in self._books.tables.values() for block in table.blocks}
+        if idle := self._books.cached ^ (self.entries.keys() - held):
+            raise RuntimeError(f"KV cache: block {min(idle)} is cached in the books alone, or an entry in no class")
+        followers = Counter(entry.parent.block for entry in self.entries.values() if entry.parent is not None)
+        for block, entry in self.entries.items():
+            parent = entry.parent
+            if entry.block != block or (parent is not None and self.entries.get(parent.block) is not parent):
+                raise RuntimeError(f"KV cache: the entry of block {block} is another's, or its parent is gone")
+            if entry.num_followers != followers[block]:
+                raise RuntimeError(f"KV cache: {followers[block]} entries follow block {block}: {entry.num_followers}")
+            if (block in self._books.cached and not entry.num_followers) != self.heap.has(entry):
+                raise RuntimeError(f"KV cache: block {block} may be evicted and is not in the heap, or the reverse")
+        for sequence_id, table in self._books.tables.items():
+            for number, block in enumerate(table.blocks):
+                found = self.entries.get(block)
+                before = table.blocks[number - 1] if number else None
+                parent = None if found is None else found.parent
+                if found is not None and (found.num_before != number * size or before != (parent and parent.block)):
+                    raise RuntimeError(f"KV cache: sequence {sequence_id} holds block {block} without its parent")
+        self.index.audit(self.entries.values())

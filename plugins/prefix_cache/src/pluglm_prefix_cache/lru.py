@@ -1,0 +1,19 @@
+"""Evicts what was published or adopted the longest time ago."""
+
+from __future__ import annotations
+
+from pluglm.kernel.interfaces.component import BuildContext, ComponentConfig
+from pluglm.kernel.interfaces.eviction import CachedBlock, Eviction
+
+
+class LruEviction(Eviction):
+    """Evicts what was published or adopted the longest time ago."""
+
+    interface_version = 1
+    Config = ComponentConfig
+
+    def __init__(self, config: ComponentConfig, context: BuildContext) -> None:
+        pass
+
+    def rank(self, block: CachedBlock) -> tuple[float, ...]:
+        return (float(block.used_at),)

@@ -1,0 +1,9 @@
+"""A paged KV manager."""
+
+from __future__ import annotations
+
+from pluglm.kv.paged import PagedKV
+
+
+class RadixKV(PagedKV):
+    """Paged."""
