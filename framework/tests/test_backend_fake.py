@@ -145,6 +145,44 @@ def test_the_clock_moves_by_executed_steps_only() -> None:
     assert fake.now() == 2.75
 
 
+def test_every_part_of_a_batch_has_its_price() -> None:
+    """Two decodes behind 1 and 2 keys and a chunk of 3 behind 2: 5 tokens, 5 rows, keys 2 + 3 + (3 + 4 + 5)."""
+    fake = backend(step_base_s=1.0, token_s=0.5, row_s=8.0, chunk_s=64.0, context_s=0.25)
+    store = fake.allocate_kv(KVLayout(num_blocks=4, block_size=8), SPEC)
+    run(fake, batch([([1], 1, (0,)), ([2], 2, (1,)), ([3, 4, 5], 2, (2,))], 8), store)
+    assert fake.now() == 1.0 + 0.5 * 5 + 8.0 * 5 + 64.0 * 1 + 0.25 * (2 + 3 + 12)
+
+
+def test_the_clock_can_be_moved_on_and_never_back() -> None:
+    fake = backend()
+    fake.advance(1.5)
+    fake.advance_to(2.0)
+    fake.advance_to(0.5)
+    fake.advance(0.0)
+    assert fake.now() == 2.0
+    with pytest.raises(ValueError, match="cannot go back"):
+        fake.advance(-0.1)
+
+
+def test_cheap_rows_depend_on_the_last_stored_token_and_position_alone() -> None:
+    fake = backend(logits="cheap")
+    store = fake.allocate_kv(KVLayout(num_blocks=3, block_size=4), SPEC)
+    rows = run(fake, batch([([7, 8, 9], 0, (2,)), ([9], 2, (0,))], 4), store)
+    winners = [
+        (48271 * token + 69621 * position + 1) % (2**31 - 1) % VOCAB for token, position in ((7, 0), (8, 1), (9, 2))
+    ]
+    assert rows.tolist() == [[float(i == winner) for i in range(VOCAB)] for winner in (*winners, winners[2])]
+
+
+def test_the_model_may_have_fewer_ids_but_not_more() -> None:
+    store = backend().allocate_kv(KVLayout(num_blocks=3, block_size=4), SPEC)
+    assert run(backend(vocab_size=20), batch([([7, 8], 0, (2,))], 4), store).tolist() == [
+        expected_row([7], 20),
+        expected_row([7, 8], 20),
+    ]
+    assert run(backend(vocab_size=VOCAB + 1, logits="cheap"), batch([([7], 0, (2,))], 4), store).shape == (1, VOCAB)
+
+
 def test_no_rows_give_no_logits() -> None:
     fake = backend()
     store = fake.allocate_kv(KVLayout(num_blocks=2, block_size=4), SPEC)
@@ -152,6 +190,7 @@ def test_no_rows_give_no_logits() -> None:
     without: Any = SimpleNamespace(**{name: getattr(inputs, name) for name in ModelInput.__slots__})
     without.logit_rows_R = torch.empty(0, dtype=torch.int64)
     assert run(fake, without, store).shape == (0, VOCAB)
+    assert run(backend(logits="cheap"), without, store).shape == (0, VOCAB)
 
 
 def test_what_it_declares_and_refuses() -> None:

@@ -21,7 +21,7 @@ class PlainScheduler:
     Config = ComponentConfig
 
     def __init__(self, config: ComponentConfig, context: Any) -> None:
-        self.num_plans = 0
+        self.num_plans = self.num_adopted = 0
 
     @classmethod
     def capabilities(cls, config: Any) -> Capabilities:
@@ -43,6 +43,9 @@ class PlainScheduler:
                 left -= min(left, request.num_pending)
         if not preempted:
             self.admit(view, kv, left, self.num_seats(view, budget) - len(running), items)
+        if not items and (idle := [one.sequence_id for one in view.waiting[1:] if one.holds_kv]):
+            self.drop(kv, idle[-1])
+            preempted.append(idle[-1])
         return StepPlan(tuple(items.values()), tuple(preempted))
 
     def num_seats(self, view: StepView, budget: Budget) -> int:
@@ -51,9 +54,16 @@ class PlainScheduler:
     def drop(self, kv: Any, sequence_id: int) -> None:
         kv.release(sequence_id)
 
+    def acquire(self, kv: Any, request: RequestView) -> int:
+        if request.holds_kv:
+            return 0
+        self.num_adopted = int(kv.acquire(request.sequence_id, request.cache_key))
+        return self.num_adopted
+
     def extend(self, kv: Any, request: RequestView, num_tokens: int) -> bool:
+        num_computed, self.num_adopted = request.num_computed + self.num_adopted, 0
         try:
-            kv.extend(request.sequence_id, request.num_computed + num_tokens)
+            kv.extend(request.sequence_id, num_computed + num_tokens)
         except KVExhausted:
             return False
         return True
@@ -63,9 +73,10 @@ class PlainScheduler:
             num_tokens = min(left, request.num_pending)
             if num_tokens <= 0:
                 return
-            kv.acquire(request.sequence_id)
+            num_tokens = min(num_tokens, request.num_pending - self.acquire(kv, request))
             if not self.extend(kv, request, num_tokens):
-                kv.release(request.sequence_id)
+                if not request.holds_kv:
+                    kv.release(request.sequence_id)
                 return
             items[request.sequence_id] = PlanItem(request.sequence_id, num_tokens)
             left -= num_tokens
@@ -158,12 +169,12 @@ class TakesTablesOver(PlainScheduler):
 
     def plan(self, view: StepView, budget: Budget, kv: Any) -> StepPlan:
         for request in view.waiting:
-            if request.sequence_id in kv.book.tables:
+            if request.sequence_id in kv.book.tables and not request.holds_kv:
                 kv.release(request.sequence_id)
         found = super().plan(view, budget, kv)
         planned = {item.sequence_id for item in found.items}
         for request in view.waiting[:1]:
-            if request.sequence_id not in planned:
+            if request.sequence_id not in planned and not request.holds_kv:
                 kv.acquire(request.sequence_id)
         return found
 
@@ -209,6 +220,22 @@ class Alternates(PlainScheduler):
         return found
 
 
+class TakesTablesAgain(PlainScheduler):
+    """Acquires for everyone who waits, as if nobody waited with KV."""
+
+    def acquire(self, kv: Any, request: RequestView) -> int:
+        kv.acquire(request.sequence_id)
+        return 0
+
+
+class IgnoresTheCache(PlainScheduler):
+    """Adopts and then computes everything all the same."""
+
+    def acquire(self, kv: Any, request: RequestView) -> int:
+        super().acquire(kv, request)
+        return 0
+
+
 BROKEN: dict[str, type[PlainScheduler]] = {
     "nothing_to_do_gives_an_empty_plan": replans(invents_work),
     "token_budget_is_kept": SpendsTwice,
@@ -220,7 +247,9 @@ BROKEN: dict[str, type[PlainScheduler]] = {
     "running_sequences_keep_their_kv": SwapsBlocks,
     "only_planned_sequences_take_kv": TakesTablesOver,
     "work_is_found_when_there_is_room": Dozes,
+    "adopted_tokens_count_as_computed": IgnoresTheCache,
     "every_request_finishes": StarvesTheLast,
+    "every_lane_finishes": TakesTablesAgain,
     "a_full_pool_is_no_error": LetsExhaustionEscape,
     "same_state_same_plan": Alternates,
 }

@@ -16,7 +16,7 @@ from pluglm.testing.scheduling_policy import scheduling_policy_checks
 
 
 class ArrivalPolicy:
-    """By arrival; whoever is blocked may take the place of later arrivals that run."""
+    """By arrival, decodes before prompts; whoever is blocked may take the place of later arrivals that run."""
 
     interface_version = 1
     Config = ComponentConfig
@@ -33,7 +33,7 @@ class ArrivalPolicy:
 
     def order_running(self, view: StepView) -> Iterable[int]:
         self.num_calls += 1
-        return [one.sequence_id for one in sorted(view.running, key=rank)]
+        return [one.sequence_id for one in sorted(view.running, key=lambda one: (one.num_pending > 1, rank(one)))]
 
     def order_waiting(self, view: StepView) -> Iterable[int]:
         return [one.sequence_id for one in sorted(view.waiting, key=rank)]
@@ -94,11 +94,25 @@ class NamesItself(ArrivalPolicy):
         return Victims((*found.sequence_ids, request.sequence_id)) if isinstance(found, Victims) else found
 
 
+class SwapsOut(ArrivalPolicy):
+    """In the old words, where nobody acts on them."""
+
+    def on_blocked(self, view: StepView, request: RequestView, need: str) -> Stop | Skip | Victims:
+        found = super().on_blocked(view, request, need)
+        wrong: Any = "swap"
+        return Victims(found.sequence_ids, wrong) if isinstance(found, Victims) and view.step >= 1000 else found
+
+
+class PromptsByArrival(ArrivalPolicy):
+    def order_running(self, view: StepView) -> Iterable[int]:
+        return [one.sequence_id for one in sorted(view.running, key=rank)]
+
+
 class TurnsRound(ArrivalPolicy):
     """Round robin that counts its calls instead of events."""
 
-    def order_running(self, view: StepView) -> Iterable[int]:
-        found = list(super().order_running(view))
+    def order_waiting(self, view: StepView) -> Iterable[int]:
+        found = list(super().order_waiting(view))
         return found[self.num_calls % len(found) :] + found[: self.num_calls % len(found)] if found else found
 
 
@@ -109,10 +123,26 @@ class NeedsTokens(ArrivalPolicy):
 
 
 class NeverForgives(ArrivalPolicy):
-    """Who was preempted once gets no tokens any more."""
+    """Who was preempted once gets no tokens any more, except one tenant."""
 
     def share(self, view: StepView, request: RequestView, tokens_left: int) -> int:
-        return 0 if request.num_preemptions else tokens_left
+        return 0 if request.num_preemptions and request.tenant != "lanes" else tokens_left
+
+
+class OneLaneIsEnough(ArrivalPolicy):
+    def order_waiting(self, view: StepView) -> Iterable[int]:
+        lanes = {one.sequence_id for one in view.waiting if one.lane == 2}
+        return [one for one in super().order_waiting(view) if one not in lanes]
+
+
+class RemembersEverybody(ArrivalPolicy):
+    def __init__(self, config: ComponentConfig, context: Any) -> None:
+        super().__init__(config, context)
+        self.guests: set[str] = set()
+
+    def admit(self, request: RequestView, num_waiting: int) -> Accept | Reject:
+        self.guests.add(request.request_id)
+        return Accept()
 
 
 BROKEN: dict[str, type[ArrivalPolicy]] = {
@@ -123,9 +153,13 @@ BROKEN: dict[str, type[ArrivalPolicy]] = {
     "an_idle_engine_gets_work": WaitsForCompany,
     "blocked_requests_get_an_answer": AnswersNone,
     "victims_are_other_running_sequences": NamesItself,
-    "same_view_same_answers": TurnsRound,
+    "victims_have_a_known_mode": SwapsOut,
+    "prompts_take_no_token_from_decodes": PromptsByArrival,
+    "equal_views_equal_answers": TurnsRound,
     "events_are_taken": NeedsTokens,
     "every_request_finishes": NeverForgives,
+    "every_lane_finishes": OneLaneIsEnough,
+    "memory_does_not_grow_with_requests": RemembersEverybody,
 }
 
 

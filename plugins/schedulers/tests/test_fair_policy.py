@@ -154,7 +154,7 @@ def gaps(engine: Engine) -> Iterator[float]:
         for _ in range(count):
             owner[engine.submit({"prompt_token_ids": [9] * PROMPT}, params, tenant=tenant)] = tenant
     core: Any = engine._core
-    requests = dict(core.roster.requests)
+    requests = {name: lanes.live[0] for name, lanes in core.roster.requests.items()}
     while True:
         engine.step()
         waiting = {owner[one.request.request_id] for one in core.roster.waiting.values()}

@@ -1,16 +1,20 @@
-"""Closed examples of first come, first served; orders follow from the arrival times written in each test."""
+"""Closed examples of first come, first served, worked out in each test, and its bounds on whole runs of a world."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from pluglm.kernel.core import Budget, RequestView, StepView
-from pluglm.kernel.interfaces.component import ComponentConfig
-from pluglm.kernel.interfaces.scheduler import Accept, Stop, Victims
-from pluglm_schedulers.fcfs import FcfsPolicy
+from pluglm.kernel.interfaces.scheduler import Accept, Skip, Stop, Victims
+from pluglm.kernel.planner import PolicyScheduler
+from pluglm.testing.simulation import Job, Turn, World, busy_world, play, world
+from pluglm_schedulers.fcfs import FcfsConfig, FcfsPolicy
 
 CONTEXT: Any = None  # the policy reads nothing of the run
 
@@ -22,13 +26,13 @@ def request(sequence_id: int, arrival_s: float, priority: int = 0) -> RequestVie
     )  # fmt: skip
 
 
-def step(running: list[RequestView], waiting: list[RequestView]) -> StepView:
+def step(running: list[RequestView], waiting: list[RequestView], number: int = 1) -> StepView:
     budget = Budget(num_tokens=64, num_seats=4)
-    return StepView(step=1, now_s=100.0, budget=budget, running=tuple(running), waiting=tuple(waiting))
+    return StepView(step=number, now_s=100.0, budget=budget, running=tuple(running), waiting=tuple(waiting))
 
 
-def policy() -> FcfsPolicy:
-    return FcfsPolicy(ComponentConfig(), CONTEXT)
+def policy(**config: Any) -> FcfsPolicy:
+    return FcfsPolicy(FcfsConfig(**config), CONTEXT)
 
 
 def test_order_is_arrival_then_sequence_id_and_ignores_priority() -> None:
@@ -69,3 +73,105 @@ def test_the_oldest_running_request_is_never_a_victim(arrivals: list[float]) -> 
         victims = answer.sequence_ids if isinstance(answer, Victims) else ()
         assert oldest not in victims
         assert one.sequence_id not in victims
+
+
+def turns_of(place: World, **config: Any) -> list[Turn]:
+    turns: list[Turn] = []
+    play(place, PolicyScheduler(policy(**config)), turns.append)
+    assert not place.unfinished
+    return turns
+
+
+def tokens_by_step(turns: list[Turn]) -> list[dict[int, int]]:
+    return [{item.sequence_id: item.num_tokens for item in turn.plan.items} for turn in turns]
+
+
+def first_step(turns: list[Turn], sequence_id: int) -> int:
+    return next(turn.view.step for turn in turns if sequence_id in {item.sequence_id for item in turn.plan.items})
+
+
+def test_long_prompt_starves_nobody_and_wastes_nothing() -> None:
+    """24 tokens a step: short ones start in the step they arrive in, and the long one has all tokens but theirs."""
+    jobs = [
+        Job(sequence_id=1, arrival=0, num_prompt=100, max_new=1),
+        Job(sequence_id=2, arrival=1, num_prompt=5, max_new=1),
+        Job(sequence_id=3, arrival=2, num_prompt=30, max_new=1),
+    ]
+    expected = [{1: 24}, {1: 19, 2: 5}, {1: 12, 3: 12}, {1: 12, 3: 12}, {1: 18, 3: 6}, {1: 15}]
+    assert tokens_by_step(turns_of(world(jobs))) == expected
+
+
+def test_without_a_share_later_prompts_wait_until_the_long_one_is_computed() -> None:
+    jobs = [
+        Job(sequence_id=1, arrival=0, num_prompt=100, max_new=1),
+        Job(sequence_id=2, arrival=1, num_prompt=5, max_new=1),
+    ]
+    expected = [{1: 24}, {1: 24}, {1: 24}, {1: 24}, {1: 4, 2: 5}]
+    assert tokens_by_step(turns_of(world(jobs), long_prefill_share=1)) == expected
+
+
+def crowd() -> World:
+    """1 runs long in most of the pool; 2 finds no room beside it; later ones each find some for a step."""
+    jobs = [
+        Job(sequence_id=1, arrival=0, num_prompt=20, max_new=40),
+        Job(sequence_id=2, arrival=1, num_prompt=50, max_new=1),
+        *(Job(sequence_id=number, arrival=number, num_prompt=3, max_new=1) for number in range(3, 20)),
+    ]
+    return world(jobs, num_blocks=16)
+
+
+def test_request_without_room_holds_back_all_behind_it() -> None:
+    turns = turns_of(crowd())
+    assert first_step(turns, 3) >= first_step(turns, 2)
+
+
+@pytest.mark.parametrize("max_skips", [1, 4, 7])
+def test_request_without_room_is_passed_in_at_most_max_skips_steps(max_skips: int) -> None:
+    """Those that arrive one a step from step 3 on start at once, until the limit; the rest come after it."""
+    turns = turns_of(crowd(), skip_blocked=1, max_skips=max_skips)
+    blocked_from, start = 2, first_step(turns, 2)
+    passed = [number for number in range(3, 20) if first_step(turns, number) < start]
+    steps = {first_step(turns, number) for number in passed}
+    assert blocked_from + max_skips < start
+    assert 0 < len(steps) <= max_skips
+    assert passed == list(range(3, 3 + len(passed)))
+
+
+def test_at_most_skip_blocked_are_passed_in_one_step_and_the_answer_stays() -> None:
+    chosen, waiting = policy(skip_blocked=2, max_skips=1), [request(number, 0.0) for number in (1, 2, 3)]
+    for number, answers in ((1, [Skip(), Skip(), Stop()]), (2, [Stop(), Stop(), Skip()])):
+        view = step([request(9, 5.0)], waiting, number)
+        for _ in range(2):
+            list(chosen.order_running(view))
+            assert [chosen.on_blocked(view, one, "kv") for one in waiting] == answers
+    assert chosen.on_blocked(view, waiting[2], "seat") == Stop()  # who has no seat lets nobody pass
+
+
+def overtaken_steps(turns: list[Turn]) -> Iterator[int]:
+    """For each wait: the steps in which a later arrival started ahead of it."""
+    counts: dict[int, int] = {}
+    for turn in turns:
+        planned = {item.sequence_id for item in turn.plan.items}
+        started = [one for one in turn.view.waiting if one.sequence_id in planned]
+        for one in turn.view.waiting:
+            mine = (one.arrival_s, one.sequence_id)
+            if one.sequence_id in planned:
+                yield counts.pop(one.sequence_id, 0)
+            elif any((other.arrival_s, other.sequence_id) > mine for other in started):
+                counts[one.sequence_id] = counts.get(one.sequence_id, 0) + 1
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_overtaking_in_random_worlds_is_within_the_bound(seed: int) -> None:
+    assert max(overtaken_steps(turns_of(busy_world(seed)))) == 0
+    for max_skips in (1, 3):
+        turns = turns_of(busy_world(seed), skip_blocked=2, max_skips=max_skips)
+        assert max(overtaken_steps(turns)) <= max_skips
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"long_prefill_share": 0}, {"long_prefill_share": 1.5}, {"skip_blocked": -1}, {"max_skips": 0}]
+)
+def test_wrong_values_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValidationError, match=next(iter(wrong))):
+        FcfsConfig.model_validate(wrong)

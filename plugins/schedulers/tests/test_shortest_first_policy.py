@@ -42,15 +42,15 @@ def test_waiting_order_is_prompt_plus_wanted_then_arrival_then_sequence_id() -> 
     assert list(policy().order_waiting(step([], waiting))) == [2, 1, 3, 4]  # 39, then 40 three times
 
 
-def test_running_order_is_what_is_left() -> None:
-    # 100 + 10 - 95 computed = 15 left; 5 + 20 - 9 = 16; 8 + 8 - 0 = 16, later; 4 + 80 - 70 = 14.
+def test_running_order_is_what_is_left_decodes_first() -> None:
+    # Decodes: 4 + 80 - 70 computed = 14 left; 5 + 20 - 9 = 16. Prompts: 100 + 10 - 95 = 15; 8 + 8 - 0 = 16.
     running = [
         request(1, 100, 10, computed=95),
         request(2, 5, 20, computed=9, output=5),
         request(3, 8, 8, arrival_s=1.0),
         request(4, 4, 80, computed=70, output=67),
     ]
-    assert list(policy().order_running(step(running, []))) == [4, 1, 2, 3]
+    assert list(policy().order_running(step(running, []))) == [4, 2, 1, 3]
 
 
 def test_preempted_request_is_as_long_as_it_was_at_first() -> None:

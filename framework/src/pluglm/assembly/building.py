@@ -56,7 +56,7 @@ class _Builder:
             family = self._family(checkpoint, self._config.model.family)
             spec = family.read_spec(checkpoint.config)
             context = self._context(spec, backend, checkpoint, self._max_model_len(spec))
-            slots = ("attention", "kv", "scheduler", "sampler", "grammar", "drafter")
+            slots = ("attention", "kv", "scheduler", "sampler", "grammar", "drafter", "search")
             built = {slot: self._slots[slot].build(context) for slot in slots if slot in self._slots}
             runner = self._runner(backend, family, checkpoint, built, make_linear)
             namespace = kv_namespace(self._run, spec, checkpoint)
@@ -79,6 +79,7 @@ class _Builder:
             sampler=built["sampler"],
             drafter=built.get("drafter"),
             grammar=built.get("grammar"),
+            search=built.get("search"),
             tokenizer=context.tokenizer,
             text_stream=lambda params: text_stream(context.tokenizer, params),
             eos_token_ids=context.eos_token_ids,

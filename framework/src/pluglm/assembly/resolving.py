@@ -26,6 +26,7 @@ SLOTS: dict[str, tuple[str, ...]] = {
     "quantizer": ("quantizer",),
     "drafter": ("drafter",),
     "grammar": ("grammar",),
+    "search": ("search",),
 }
 AUTO = {"backend": ("pluglm:cuda", "pluglm:cpu")}  # a fixed list: installing a package never changes a choice
 

@@ -65,6 +65,7 @@ class RunConfig(BaseModel):
     quantizer: Slot | None = None
     drafter: Slot | None = None
     grammar: Slot | None = None
+    search: Slot | None = None
     hooks: tuple[Slot, ...] = ()
     sampling: SamplingParams = SamplingParams()
     engine: EngineConfig = EngineConfig()

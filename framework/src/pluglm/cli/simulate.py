@@ -89,9 +89,15 @@ def _variants(options: SimulateOptions) -> dict[str, RunConfig]:
     configs = {}
     for variant in _combinations(options.compare):
         label = ", ".join(f"{key}={value}" for key, value in variant.items()) or "simulated"
-        configs[label] = RunConfig.from_file(options.config, {**base, **variant})
+        configs[label] = RunConfig.from_file(options.config, _merged(base, variant))
         resolve(simulated_config(configs[label]))
     return configs
+
+
+def _merged(base: Overrides, variant: Overrides) -> Overrides:
+    """What is compared wins. Components that it names come first, since naming one drops the keys that are there."""
+    named = {key: value for key, value in variant.items() if "." not in key or key.endswith(".use")}
+    return named | {key: value for key, value in base.items() if key not in variant} | variant
 
 
 def _combinations(compare: Sequence[str]) -> list[Overrides]:

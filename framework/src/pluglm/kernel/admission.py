@@ -12,6 +12,7 @@ from pluglm.kernel.guard import Watched
 from pluglm.kernel.interfaces.grammar import Matcher
 from pluglm.kernel.interfaces.sampler import ParamsChecker
 from pluglm.kernel.interfaces.scheduler import Reject
+from pluglm.kernel.interfaces.search import Walk
 from pluglm.kernel.roster import Roster, view_of
 
 if TYPE_CHECKING:
@@ -30,7 +31,9 @@ def admit(request: Request, parts: Parts, roster: Roster) -> Sequence:
         problem = parts.guard.call(parts.names["sampler"], lambda: sampler.check(request.params))
         if problem:
             raise RequestError(f"{name}: {problem}")
+    walk = _walk(request, parts, name)
     sequence = new_lane(request, 0, parts, roster)
+    sequence.walk = walk
     _ask_policy(sequence, parts, name, len(roster.waiting))
     return sequence
 
@@ -41,18 +44,19 @@ def new_lane(request: Request, lane: int, parts: Parts, roster: Roster) -> Seque
         sequence_id=roster.new_id(),
         request=request,
         lane=lane,
-        namespace=_namespace(request, parts),
+        namespace=cache_namespace(parts, request.salt, len(request.prompt_token_ids)),
         token_ids=list(request.prompt_token_ids),
         matcher=_matcher(request, parts, f"request '{request.request_id}'"),
     )
 
 
-def _namespace(request: Request, parts: Parts) -> bytes:
+def cache_namespace(parts: Parts, salt: str, num_prompt: int) -> bytes:
+    """Of the cache keys of requests with this salt and that many prompt tokens."""
     if parts.prefix_cache is None:
         return b""
-    fields: dict[str, str | int | bytes] = {"run": parts.namespace, "salt": request.salt}
+    fields: dict[str, str | int | bytes] = {"run": parts.namespace, "salt": salt}
     if parts.runner.spec.kv_of_prompt_length:
-        fields["num_prompt"] = len(request.prompt_token_ids)
+        fields["num_prompt"] = num_prompt
     return namespace(fields)
 
 
@@ -77,12 +81,16 @@ def _check_queue(request: Request, parts: Parts, roster: Roster, name: str) -> N
 def _check_ids(request: Request, parts: Parts, name: str) -> None:
     if not request.prompt_token_ids:
         raise RequestError(f"{name}: the prompt is empty; give it at least one token")
-    vocab_size = parts.num_ids
-    for what, ids in (("prompt", request.prompt_token_ids), ("stop_token_ids", request.params.stop_token_ids)):
-        if wrong := [one for one in ids if isinstance(one, bool) or not isinstance(one, int)]:
-            raise RequestError(f"{name}: {what} holds {wrong[0]!r}, which is not an integer token id")
-        if outside := [one for one in ids if not 0 <= one < vocab_size]:
-            raise RequestError(f"{name}: {what} holds token id {outside[0]}, outside 0..{vocab_size - 1}")
+    check_ids(request.prompt_token_ids, parts, f"{name}: prompt")
+    check_ids(request.params.stop_token_ids, parts, f"{name}: stop_token_ids")
+
+
+def check_ids(ids: tuple[int, ...], parts: Parts, what: str) -> None:
+    """Raises RequestError unless all of them are token ids of the model and the tokenizer."""
+    if wrong := [one for one in ids if isinstance(one, bool) or not isinstance(one, int)]:
+        raise RequestError(f"{what} holds {wrong[0]!r}, which is not an integer token id")
+    if outside := [one for one in ids if not 0 <= one < parts.num_ids]:
+        raise RequestError(f"{what} holds token id {outside[0]}, outside 0..{parts.num_ids - 1}")
 
 
 def _new_tokens(request: Request, parts: Parts, name: str) -> int:
@@ -100,6 +108,25 @@ def _new_tokens(request: Request, parts: Parts, name: str) -> int:
         fix = f"ask for at most {limit - num_prompt}, or null for all that fits, or set clip_max_tokens"
         raise RequestError(f"{name}: prompt {num_prompt} + max_tokens {asked} = {num_prompt + asked}, {where}; {fix}")
     return limit - num_prompt if asked is None else min(asked, limit - num_prompt)
+
+
+def _walk(request: Request, parts: Parts, name: str) -> Walk | None:
+    params, search = request.params, parts.search
+    options = params.search
+    if options is None:
+        return None
+    if search is None:
+        raise RequestError(f"{name}: asks for a search and none is configured; add `search: {{use: beam}}`")
+    other = {"temperature": not params.greedy, "stop": params.stop, "grammar": params.grammar is not None}
+    other |= {"logprobs": params.logprobs is not None, "stop_token_ids": params.stop_token_ids}
+    if wrong := [key for key, is_set in other.items() if is_set]:
+        raise RequestError(f"{name}: a search takes no {wrong[0]}; leave it out (temperature must be 0)")
+    guard, slot, num_new = parts.guard, parts.names["search"], request.max_new_tokens
+    if problem := guard.call(slot, lambda: search.check(options, params.n)):
+        raise RequestError(f"{name}: {problem}")
+    walk = guard.call(slot, lambda: search.start(options, params.n, num_new, params.ignore_eos))
+    watched: Walk = Watched(walk, guard, slot)
+    return watched
 
 
 def _matcher(request: Request, parts: Parts, name: str) -> Matcher | None:

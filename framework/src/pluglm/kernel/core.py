@@ -79,6 +79,8 @@ class Sequence:
     num_cached: int = 0  # prompt tokens that were adopted instead of computed, over all admissions
     num_recomputed: int = 0  # computed tokens that preemption threw away
     matcher: Matcher | None = None  # grammar state after the committed tokens
+    walk: Any = None  # the search that decides how the request goes on, shared by its lanes
+    parked: Any = None  # logits_V of the next token, while other lanes of the search still compute theirs
     first_token_s: float | None = None
     num_drafted: int = 0
     num_accepted: int = 0

@@ -13,7 +13,11 @@ def requests(running: Collection[Sequence], budget: Budget) -> list[DraftRequest
 
     The token after the last draft is drawn too, so one less than the tokens still wanted is asked for.
     """
-    ready = [sequence for sequence in running if len(sequence.token_ids) - sequence.num_computed == 1]
+    ready = [
+        sequence
+        for sequence in running
+        if sequence.walk is None and len(sequence.token_ids) - sequence.num_computed == 1
+    ]
     spare = max(0, budget.num_tokens - len(running)) // max(1, len(ready))
     room = [min(spare, sequence.request.max_new_tokens - sequence.num_output - 1) for sequence in ready]
     return [

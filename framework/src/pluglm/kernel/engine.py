@@ -12,7 +12,7 @@ import torch
 
 from pluglm.kernel import admission, drafting
 from pluglm.kernel.core import Chunk, Event, FinishReason, Request, Sequence, Status
-from pluglm.kernel.drawing import Drawer, Drawn, follow
+from pluglm.kernel.drawing import Drawer, Drawn, Window, follow
 from pluglm.kernel.ending import ending, metrics_of
 from pluglm.kernel.errors import ComponentFailure, RequestError
 from pluglm.kernel.interfaces.drafter import Drafter
@@ -23,6 +23,7 @@ from pluglm.kernel.parts import Parts
 from pluglm.kernel.planning import Planning, Step
 from pluglm.kernel.roster import Roster
 from pluglm.kernel.sampling_params import SamplingParams
+from pluglm.kernel.searching import Searching
 
 logger = logging.getLogger("pluglm")
 ResultT = TypeVar("ResultT")
@@ -40,6 +41,7 @@ class EngineCore:
         self._streams: dict[int, TextStream] = {}
         self._events: list[Event] = []
         self._planning = Planning(parts, self.roster, self.memory, self)
+        self._searching = Searching(parts, self.roster, self.memory, self)
         self._step_index = 0
 
     def now(self) -> float:
@@ -101,6 +103,7 @@ class EngineCore:
         logits_RV = self._execute(step)
         drawn = self._sample(step, logits_RV)
         self._commit(step, drawn)
+        self._searching.advance([sequence.request.request_id for sequence in step.searched])
         num_tokens = sum(count for _, count in step.items)
         self.parts.hooks.call("step_done", step=self._step_index, seconds=self.now() - started, num_tokens=num_tokens)
         self._step_index += 1
@@ -177,18 +180,26 @@ class EngineCore:
 
         return self.attempt("backend", [sequence for sequence, _ in step.items], run)
 
-    def _sample(self, step: Step, logits_RV: torch.Tensor | None) -> list[Drawn]:
+    def _sample(self, step: Step, logits_RV: torch.Tensor | None) -> list[tuple[Window, Drawn]]:
+        """Draws for every window; the rows of lanes under a search are put aside for it."""
         windows = step.windows
-        return [] if logits_RV is None or not windows else self._drawer.draw(logits_RV, windows)
+        if logits_RV is None or not windows:
+            return []
+        if self.parts.search is not None:
+            rows = logits_RV.split([len(window.drafts) + 1 for window in windows])
+            pairs = list(zip(windows, rows, strict=True))
+            step.searched = {window.sequence: row[0] for window, row in pairs if window.sequence.walk is not None}
+            windows = [window for window in windows if window.sequence.walk is None]
+            logits_RV = torch.cat([row for window, row in pairs if window.sequence.walk is None] or [logits_RV[:0]])
+        return list(zip(windows, self._drawer.draw(logits_RV, windows), strict=True)) if windows else []
 
-    def _commit(self, step: Step, drawn: list[Drawn]) -> None:
+    def _commit(self, step: Step, drawn: list[tuple[Window, Drawn]]) -> None:
         """Accepted tokens become known, computed counts and KV follow, and whoever is done ends."""
-        windows = step.windows if drawn else []
         for sequence, count in step.items:
             if sequence.status is Status.RUNNING:
                 sequence.num_computed += min(count, len(sequence.token_ids) - sequence.num_computed)
         going_on: list[tuple[Sequence, Drawn]] = []
-        for window, result in zip(windows, drawn, strict=True):
+        for window, result in drawn:
             sequence = window.sequence
             if result.error is not None:
                 self.finish(sequence, "error", error=result.error)
@@ -202,9 +213,20 @@ class EngineCore:
             self._emit(sequence, result)
             if sequence.status is Status.RUNNING:
                 going_on.append((sequence, result))
-        self.memory.publish(sequence for sequence, _ in going_on)
+        self._park(step)
+        self.memory.publish([*(sequence for sequence, _ in going_on), *step.searched])
         if self.parts.drafter is not None and going_on:
             self._observe(self.parts.drafter, going_on)
+
+    def _park(self, step: Step) -> None:
+        for sequence, logits_V in list(step.searched.items()):
+            if sequence.status is Status.RUNNING and not bool(torch.isfinite(logits_V.amax())):
+                self.finish(sequence, "error", error=f"{self.parts.names['step']} gave NaN or infinite logits")
+            if sequence.status is not Status.RUNNING:
+                del step.searched[sequence]
+                continue
+            sequence.num_sound = sequence.num_computed
+            self._searching.park(sequence, logits_V)
 
     def _fork_lanes(self, parent: Sequence) -> None:
         """Once the prompt is computed, the request's other outputs begin with its KV and wait for seats."""
@@ -214,7 +236,7 @@ class EngineCore:
         lanes = range(1, request.params.n)
         make = partial(admission.new_lane, request, parts=self.parts, roster=self.roster)
         children = self.attempt("grammar" if parent.matcher else "kv", [parent], lambda: [make(one) for one in lanes])
-        if children is None or not self.memory.fork(parent, children):
+        if children is None or not self.memory.fork(parent, children, parent.num_prompt - 1):
             return
         for child in children:
             child.num_computed = child.num_sound = child.num_published = parent.num_prompt - 1
@@ -285,7 +307,10 @@ class EngineCore:
         if reason not in ("stop", "length"):
             shared = {name: value for name, value in details.items() if name == "error"}
             for other in [one for one in self.roster.requests[sequence.request.request_id].live if one is not sequence]:
-                self._finish_lane(other, reason, **shared)
+                if other.walk is None:
+                    self._finish_lane(other, reason, **shared)
+                else:  # its lanes are nothing that the caller knows of
+                    self.close_lane(other)
         self._finish_lane(sequence, reason, **details)
 
     def _finish_lane(self, sequence: Sequence, reason: FinishReason, **details: Any) -> None:
@@ -293,13 +318,22 @@ class EngineCore:
             self.memory.publish([sequence], last=True)
         if sequence.status is Status.FINISHED:  # publishing failed, which ended it
             return
-        lanes = self.roster.end(sequence)
-        self.memory.give_back(sequence)
-        self.forget_drafts(sequence)
-        stream = self._streams.pop(sequence.sequence_id)
-        if not isinstance(details.get("stop"), str):
+        lanes = self.roster.requests[sequence.request.request_id]
+        stream = self._streams.get(sequence.sequence_id)
+        self.close_lane(sequence)
+        if stream is not None and not isinstance(details.get("stop"), str):
             details["text"] = details.get("text", "") + stream.finish()
         if not lanes.live:
             details |= {"finish_reason": reason, "metrics": metrics_of(lanes.ended, self.now())}
         name, lane = sequence.request.request_id, sequence.lane
         self._events.append(Event(request_id=name, lane=lane, lane_finish_reason=reason, **details))
+
+    def close_lane(self, sequence: Sequence) -> None:
+        """Take a sequence out and everything it holds back, without a word to the caller."""
+        self.roster.end(sequence)
+        self.memory.give_back(sequence)
+        self.forget_drafts(sequence)
+        self._streams.pop(sequence.sequence_id, None)
+
+    def emit(self, event: Event) -> None:
+        self._events.append(event)

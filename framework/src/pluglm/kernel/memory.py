@@ -86,13 +86,13 @@ class Memory:
         except KeyError:
             return 0
 
-    def fork(self, parent: Sequence, children: list[Sequence]) -> bool:
-        """Children that share the parent's prompt, all but the last token, whose logits each of them needs."""
+    def fork(self, parent: Sequence, children: list[Sequence], num_tokens: int) -> bool:
+        """Children that share the parent's first num_tokens computed tokens; False when that failed the request."""
 
         def fork(kv: Any) -> bool:
             for child in children:
                 kv.fork(parent.sequence_id, child.sequence_id)
-                kv.trim(child.sequence_id, parent.num_prompt - 1)
+                kv.trim(child.sequence_id, num_tokens)
             kv.commit()
             return True
 

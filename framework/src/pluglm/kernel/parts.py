@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pluglm.kernel.interfaces.kv import PrefixCache
     from pluglm.kernel.interfaces.sampler import Sampler
     from pluglm.kernel.interfaces.scheduler import Scheduler, SchedulingPolicy
+    from pluglm.kernel.interfaces.search import Search
     from pluglm.kernel.interfaces.services import TextStream, TokenizerView
     from pluglm.kernel.runner import ModelRunner
     from pluglm.kernel.sampling_params import SamplingParams
@@ -45,16 +46,19 @@ class Parts:
     """Everything the wiring built. names: slot -> how messages call the component in it.
 
     prefix_cache: the KV manager's ability, if it has it. namespace: digest of what stored KV depends on in this run.
+    kv_fields: the same by name, as text that holds in other processes too; reads all weight files when first called.
     """
 
     runner: ModelRunner
     prefix_cache: PrefixCache | None
     namespace: bytes
+    kv_fields: Callable[[], Mapping[str, str]]
     scheduler: Scheduler
     policy: SchedulingPolicy | None
     sampler: Sampler
     drafter: Drafter | None
     grammar: Grammar | None
+    search: Search | None
     tokenizer: TokenizerView
     text_stream: Callable[[SamplingParams], TextStream]
     eos_token_ids: frozenset[int]

@@ -39,6 +39,7 @@ class Step:
     items: list[tuple[Sequence, int]] = field(default_factory=list)
     copies: BlockCopies = ()
     restores: list[tuple[tuple[int, ...], list[torch.Tensor]]] = field(default_factory=list)
+    searched: dict[Sequence, torch.Tensor] = field(default_factory=dict)  # next-token logits_V of lanes of a search
 
     @property
     def windows(self) -> list[Window]:
@@ -123,7 +124,7 @@ class Planning:
         sequence.drafts = []
         sequence.num_preemptions += 1
         if not keeps_kv:
-            sequence.holds_kv, sequence.num_published = False, 0
+            sequence.holds_kv, sequence.num_published, sequence.parked = False, 0, None
             if blocks is None or not self._memory.offload(sequence, blocks):
                 sequence.num_recomputed += sequence.num_computed
                 sequence.num_computed = sequence.num_sound = 0

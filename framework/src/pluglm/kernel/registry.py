@@ -30,6 +30,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "quantizer": (INTERFACES + "quantizer:Quantizer", "QUANTIZER_VERSION"),
     "drafter": (INTERFACES + "drafter:Drafter", "DRAFTER_VERSION"),
     "grammar": (INTERFACES + "grammar:Grammar", "GRAMMAR_VERSION"),
+    "search": (INTERFACES + "search:Search", "SEARCH_VERSION"),
     "hooks": ("pluglm.kernel.hooks:Hook", "HOOK_VERSION"),
 }
 

@@ -35,7 +35,8 @@ class SamplingParams(BaseModel):
     repetition_penalty sees prompt and output; frequency_penalty and presence_penalty see the output only.
     seed None draws a fresh one. max_tokens None means: until the context is full; one that does not fit is refused, or
     lowered with clip_max_tokens. n outputs are drawn from one prompt, each with its own lane of the seed. logprobs k
-    adds the k most likely tokens of each position. ignore_eos only keeps EOS from ending the output.
+    adds the k most likely tokens of each position. ignore_eos only keeps EOS from ending the output. search: options of
+    the configured search, which then finds the n outputs instead of drawing them.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -58,6 +59,7 @@ class SamplingParams(BaseModel):
     logprobs: StrictInt | None = Field(default=None, ge=0, le=100)
     skip_special_tokens: StrictBool = True
     grammar: GrammarSpec | None = None
+    search: dict[str, Any] | None = None
 
     @model_validator(mode="before")
     @classmethod

@@ -1,49 +1,20 @@
 """What a KV manager remembers of its blocks' content, so that later sequences can adopt them. Knows no tensor.
 
 How content is found is an index's business, and what is evicted first an Eviction's; this keeps both in step with the
-books. One rule holds throughout: a sequence that holds an entry's block holds the block of the entry's parent before
-it. So everything that follows an idle entry is idle too, and all idle blocks can be evicted, from the last one on.
+books. One rule holds throughout: a table that holds a known block holds the block of its parent before it. So what
+follows an idle entry is idle too, and all idle blocks can be evicted, from the last one on.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from pluglm.kernel.core import CacheKey
 from pluglm.kv.books import Books, Table
-from pluglm.kv.eviction_order import CacheEntry, EvictionHeap
-
-
-class PrefixIndex(Protocol):
-    """Finds entries by content. `parent` None is the start of a namespace."""
-
-    def match(self, key: CacheKey, without: Container[int]) -> tuple[list[CacheEntry], int]:
-        """The entries of the longest known prefix of key.token_ids, key.limit tokens at most, in order, and its length.
-
-        Nothing whose block is in `without`. The last entry may know more tokens than the prefix has. Changes nothing.
-        """
-        ...
-
-    def find(self, namespace: bytes, parent: CacheEntry | None, tokens: tuple[int, ...]) -> CacheEntry | None:
-        """An entry after `parent` that begins with these tokens."""
-        ...
-
-    def add(
-        self, namespace: bytes, parent: CacheEntry | None, tokens: tuple[int, ...], entry: CacheEntry
-    ) -> CacheEntry | None:
-        """Make `entry` findable; `find` had none. Returns one after `parent` that it makes useless, if any."""
-        ...
-
-    def remove(self, entry: CacheEntry) -> None:
-        """Forget an entry that nothing follows."""
-        ...
-
-    def audit(self, entries: Collection[CacheEntry]) -> None:
-        """RuntimeError unless exactly these can be found. O(entries)."""
-        ...
+from pluglm.kv.eviction_order import EvictionHeap
+from pluglm.kv.prefix_index import CacheEntry, PrefixIndex
 
 
 @dataclass(slots=True)
@@ -60,7 +31,9 @@ class Published:
 class BlockCache:
     """entries by block; published by sequence id. Between transactions it is changed by `publish` and `reset` alone."""
 
-    def __init__(self, books: Books, block_size: int, index: PrefixIndex, heap: EvictionHeap, keeps_tails: bool) -> None:
+    def __init__(
+        self, books: Books, block_size: int, index: PrefixIndex, heap: EvictionHeap, keeps_tails: bool
+    ) -> None:
         self.index, self.heap, self.keeps_tails = index, heap, keeps_tails
         self.entries: dict[int, CacheEntry] = {}
         self.published: dict[int, Published] = {}
@@ -150,119 +123,6 @@ class BlockCache:
         return entry.block
 
     def remove(self, entry: CacheEntry) -> None:
-        """Forget an entry that nothing follows."""
-        ...
-
-    def audit(self, entries: Collection[CacheEntry]) -> None:
-        """RuntimeError unless exactly these can be found. O(entries)."""
-        ...
-
-
-@dataclass(slots=True)
-class Published:
-    """How far a sequence was published. entry: of its last whole block; num_tokens may reach beyond that."""
-
-    namespace: bytes
-    token_ids: Sequence[int]
-    entry: CacheEntry | None = None
-    num_blocks: int = 0
-    num_tokens: int = 0
-
-
-class BlockCache:
-    """entries by block; published by sequence id. Between transactions it is changed by `publish` and `reset` alone."""
-
-    def __init__(self, books: Books, block_size: int, index: PrefixIndex, heap: EvictionHeap, keeps_tails: bool) -> None:
-        self.index, self.heap, self.keeps_tails = index, heap, keeps_tails
-        self.entries: dict[int, CacheEntry] = {}
-        self.published: dict[int, Published] = {}
-        self.now = 0
-        self._books, self._block_size = books, block_size
-        self._barred: set[int] = set()  # held tables before the last reset: what they compute may be out of date
-
-    def publish(self, sequence_id: int, key: CacheKey) -> None:
-        """See the contract. ValueError when the table has fewer tokens, or the namespace has changed."""
-        table = self._books.tables.get(sequence_id)
-        if table is None or not 0 <= key.limit <= min(table.num_tokens, len(key.token_ids)):
-            have = "no table" if table is None else f"room for {table.num_tokens} and {len(key.token_ids)} are known"
-            raise ValueError(f"KV sequence {sequence_id}: {key.limit} tokens cannot be published, it has {have}")
-        if sequence_id in self._barred:
-            return
-        state = self.published.get(sequence_id)
-        if state is None:
-            state = self.published[sequence_id] = Published(key.namespace, key.token_ids)
-        elif state.namespace != key.namespace:
-            raise ValueError(f"KV sequence {sequence_id} was published under another namespace before")
-        if key.limit >= state.num_tokens:
-            state.num_tokens, state.token_ids = key.limit, key.token_ids
-        if key.limit // self._block_size > state.num_blocks:
-            self._publish_blocks(sequence_id, table, state, key.limit // self._block_size)
-
-    def _publish_blocks(self, sequence_id: int, table: Table, state: Published, num_blocks: int) -> None:
-        """Whole blocks from where it stopped. Where another block has the content already, the table gets that one."""
-        self.now += 1
-        size, blocks = self._block_size, list(table.blocks)
-        for number in range(state.num_blocks, num_blocks):
-            block, tokens = blocks[number], tuple(state.token_ids[number * size : (number + 1) * size])
-            entry = self.index.find(state.namespace, state.entry, tokens)
-            if entry is None or entry.block != block:
-                if not self._may_change(block, entry):
-                    break
-                if (start := self.entries.get(block)) is not None:
-                    self.remove(start)
-                if entry is None:
-                    entry = self._insert(self.make_entry(block, state.entry, number * size, size), state, tokens)
-                else:
-                    blocks[number] = self._swap(block, entry)
-            entry.used_at = self.now
-            state.entry, state.num_blocks = entry, number + 1
-        if tuple(blocks) != table.blocks:
-            self._books.tables[sequence_id] = replace(table, blocks=tuple(blocks))
-
-    def _may_change(self, block: int, entry: CacheEntry | None) -> bool:
-        """Whether a held block may become an entry, or give way to one that has its content.
-
-        Not while it is one of another namespace; and a fork that holds it too would keep what follows it without it.
-        """
-        known = self.entries.get(block)
-        is_whole = known is not None and known.num_tokens == self._block_size
-        return not is_whole and (entry is None or block not in self._books.shares)
-
-    def make_entry(self, block: int, parent: CacheEntry | None, num_before: int, num_tokens: int) -> CacheEntry:
-        """Not inserted yet."""
-        return CacheEntry(
-            block=block,
-            parent=parent,
-            num_before=num_before,
-            num_tokens=num_tokens,
-            cached_at=self.now,
-            used_at=self.now,
-            idle_since=self.now,
-        )
-
-    def _insert(self, entry: CacheEntry, state: Published, tokens: tuple[int, ...]) -> CacheEntry:
-        useless = self.index.add(state.namespace, entry.parent, tokens, entry)
-        self.entries[entry.block] = entry
-        if entry.parent is not None:
-            entry.parent.num_followers += 1
-            self.heap.discard(entry.parent)
-        if useless is not None and useless.block in self._books.cached:
-            self.remove(useless)
-            self._books.free.append(useless.block)
-        return entry
-
-    def _swap(self, block: int, entry: CacheEntry) -> None:
-        """One table's block for the entry's, which has the same content."""
-        books = self._books
-        if entry.block in books.cached:
-            self.set_idle(entry, False)
-        else:
-            books.shares[entry.block] = books.shares.get(entry.block, 1) + 1
-        if (old := self.entries.get(block)) is not None:
-            self.remove(old)
-        books.free.append(block)
-
-    def remove(self, entry: CacheEntry) -> None:
         """Forget the content of a block that nothing follows; the books are told that it is not cached."""
         self.index.remove(entry)
         del self.entries[entry.block]
@@ -285,7 +145,7 @@ class BlockCache:
             self.heap.add(entry)
 
     def keep_tail(self, entry: CacheEntry, state: Published) -> None:
-        """The last block of a released sequence, partly filled and in no table; free if its content is known already."""
+        """The partly filled last block of a released sequence, in no table; free if its content is known already."""
         tokens = tuple(state.token_ids[entry.num_before : entry.num_before + entry.num_tokens])
         if self.index.find(state.namespace, entry.parent, tokens) is not None:
             self._books.free.append(entry.block)
@@ -330,10 +190,10 @@ class BlockCache:
         self._barred.update(self._books.tables)
 
     def audit(self) -> None:
-        """RuntimeError unless books, entries, heap and index agree and every table holds what its entries follow."""
-        size, held = self._block_size, {block for table in self._books.tables.values() for block in table.blocks}
-        if idle := self._books.cached ^ (self.entries.keys() - held):
-            raise RuntimeError(f"KV cache: block {min(idle)} is cached in the books alone, or an entry in no class")
+        """RuntimeError unless books, entries, heap and index agree."""
+        held = {block for table in self._books.tables.values() for block in table.blocks}
+        if odd := self._books.cached ^ (self.entries.keys() - held):
+            raise RuntimeError(f"KV cache: block {min(odd)} is cached in the books alone, or known and in no class")
         followers = Counter(entry.parent.block for entry in self.entries.values() if entry.parent is not None)
         for block, entry in self.entries.items():
             parent = entry.parent
@@ -342,12 +202,23 @@ class BlockCache:
             if entry.num_followers != followers[block]:
                 raise RuntimeError(f"KV cache: {followers[block]} entries follow block {block}: {entry.num_followers}")
             if (block in self._books.cached and not entry.num_followers) != self.heap.has(entry):
-                raise RuntimeError(f"KV cache: block {block} may be evicted and is not in the heap, or the reverse")
+                raise RuntimeError(f"KV cache: block {block} can be evicted and is not in the heap, or the reverse")
         for sequence_id, table in self._books.tables.items():
-            for number, block in enumerate(table.blocks):
-                found = self.entries.get(block)
-                before = table.blocks[number - 1] if number else None
-                parent = None if found is None else found.parent
-                if found is not None and (found.num_before != number * size or before != (parent and parent.block)):
-                    raise RuntimeError(f"KV cache: sequence {sequence_id} holds block {block} without its parent")
+            self._audit_table(sequence_id, table)
         self.index.audit(self.entries.values())
+
+    def _audit_table(self, sequence_id: int, table: Table) -> None:
+        """Known blocks are where they belong, each after its parent's; the last one published is the table's own."""
+        state = self.published.get(sequence_id)
+        last = None if state is None or state.entry is None else (state.num_blocks - 1, state.entry)
+        for number, block in enumerate(table.blocks):
+            entry = self.entries.get(block)
+            if last is not None and last[0] == number and last[1] is not entry:
+                raise RuntimeError(f"KV cache: sequence {sequence_id} was published with another block than {block}")
+            if entry is None:
+                continue
+            parent = None if entry.parent is None else entry.parent.block
+            if entry.num_before != number * self._block_size or parent != (
+                table.blocks[number - 1] if number else None
+            ):
+                raise RuntimeError(f"KV cache: sequence {sequence_id} holds block {block} without its parent")

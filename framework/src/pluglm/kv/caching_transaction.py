@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pluglm.kernel.core import CacheKey
 from pluglm.kv.block_cache import BlockCache, Published
 from pluglm.kv.books import Books, Table
-from pluglm.kv.eviction_order import CacheEntry, EvictionOrder
+from pluglm.kv.eviction_order import EvictionOrder
+from pluglm.kv.prefix_index import CacheEntry
 from pluglm.kv.transaction import BlockTransaction
 
 
@@ -26,7 +27,7 @@ class CachingTransaction(BlockTransaction):
         self._num_idle = len(books.cached)
         self._idle: dict[int, bool] = {}
         self._evicted: dict[int, CacheEntry] = {}
-        self._lost: dict[int, int] = {}
+        self._lost: dict[CacheEntry, int] = {}
         self._order: EvictionOrder | None = None
         self._candidates: list[CacheEntry] = []  # may have become evictable, and are not in the order yet
         self._tails: dict[int, tuple[CacheEntry, Published]] = {}  # entries to be made of what was released
@@ -76,8 +77,9 @@ class CachingTransaction(BlockTransaction):
         for entry in self._evicted.values():
             cache.remove(entry)
         for block, is_idle in self._idle.items():
-            if (entry := cache.entries.get(block)) is not None:
-                cache.set_idle(entry, is_idle)
+            known = cache.entries.get(block)
+            if known is not None and is_idle != (block in self._books.cached):
+                cache.set_idle(known, is_idle)
         for child_id, parent_id in self._forked.items():
             cache.forked(parent_id, child_id)
         for sequence_id in self._released:
@@ -96,7 +98,7 @@ class CachingTransaction(BlockTransaction):
         return None if block in self._evicted else self._cache.entries.get(block)
 
     def _is_idle(self, block: int) -> bool:
-        return self._idle[block] if block in self._idle else block in self._books.cached
+        return self._idle.get(block, block in self._books.cached)
 
     def _set_idle(self, block: int, is_idle: bool) -> None:
         self._idle[block] = is_idle
@@ -120,6 +122,8 @@ class CachingTransaction(BlockTransaction):
         if trimmed or not num_tokens or number != state.num_blocks:
             return
         block = table.blocks[number]
+        if block != self._books.tables[sequence_id].blocks[number]:
+            return  # a copy that was never filled
         if self._num_holders(block) == 1 and self._entry(block) is None:
             entry = self._cache.make_entry(block, state.entry, number * size, num_tokens)
             self._tails[block] = entry, state
@@ -160,7 +164,7 @@ class CachingTransaction(BlockTransaction):
 
     def _may_go(self, entry: CacheEntry) -> bool:
         block = entry.block
-        is_last = entry.num_followers == self._lost.get(block, 0)
+        is_last = entry.num_followers == self._lost.get(entry, 0)
         return is_last and self._is_idle(block) and self._entry(block) is entry
 
     def _evict(self, entry: CacheEntry) -> None:
@@ -172,4 +176,4 @@ class CachingTransaction(BlockTransaction):
 
     def _count_lost(self, entry: CacheEntry | None, count: int) -> None:
         if entry is not None:
-            self._lost[entry.block] = self._lost.get(entry.block, 0) + count
+            self._lost[entry] = self._lost.get(entry, 0) + count

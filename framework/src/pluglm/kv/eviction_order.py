@@ -4,35 +4,12 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from dataclasses import dataclass
-from typing import Any
 
 from pluglm.kernel.errors import ComponentFailure, describe
 from pluglm.kernel.interfaces.eviction import CachedBlock, Eviction
+from pluglm.kv.prefix_index import CacheEntry
 
-Rank = tuple[float, ...]
-Item = tuple[Rank, int, int, "CacheEntry"]  # rank, block, a number that no other item has, the entry
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class CacheEntry:
-    """A block whose content a cache knows, held or not. Written by the cache alone.
-
-    parent: the entry of the block before it, None for the first block of a sequence. num_tokens: known ones; fewer
-    than a block has only where a sequence ended. num_followers: entries whose parent it is.
-    """
-
-    block: int
-    parent: CacheEntry | None
-    num_before: int
-    num_tokens: int
-    cached_at: int
-    used_at: int
-    idle_since: int
-    num_hits: int = 0
-    num_followers: int = 0
-    rank: Rank | None = None  # where it lies in the heap, None when it is not in it
-    place: Any = None  # where it lies in the index, which alone reads and writes this
+Item = tuple[tuple[float, ...], int, int, CacheEntry]  # rank, block, a number that no other item has, the entry
 
 
 class EvictionHeap:

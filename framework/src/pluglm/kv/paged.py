@@ -25,10 +25,10 @@ class PagedKV(BlockManager):
     interface_version = 2
     Config = PagedKVConfig
 
-    def __init__(self, config: PagedKVConfig, context: BuildContext) -> None:
+    def __init__(self, config: PagedKVConfig, context: BuildContext, name: str = "paged") -> None:
         per_sequence = -(-context.max_model_len // config.block_size)
         num_blocks = fitting_blocks(
-            "paged",
+            name,
             "block",
             config.num_blocks,
             per_sequence * context.max_num_seqs,

@@ -8,10 +8,11 @@ from typing import Any
 from pluglm.kernel.config import Slot
 from pluglm.kernel.core import CacheKey
 from pluglm.kernel.interfaces.component import BuildContext
-from pluglm.kv.block_cache import BlockCache, PrefixIndex
+from pluglm.kv.block_cache import BlockCache
 from pluglm.kv.caching_transaction import CachingTransaction
 from pluglm.kv.eviction_order import EvictionHeap
 from pluglm.kv.paged import PagedKV, PagedKVConfig
+from pluglm.kv.prefix_index import PrefixIndex
 
 
 class PrefixKVConfig(PagedKVConfig):
@@ -26,12 +27,12 @@ class PrefixKV(PagedKV):
     Config = PrefixKVConfig
 
     def __init__(
-        self, config: PrefixKVConfig, context: BuildContext, index: PrefixIndex, keeps_tails: bool
+        self, config: PrefixKVConfig, context: BuildContext, name: str, index: PrefixIndex, keeps_tails: bool
     ) -> None:
-        super().__init__(config, context)
-        name, options = config.eviction.use, config.eviction.options
-        eviction_class, eviction_config = context.resolve_component("eviction", name, options)
-        heap = EvictionHeap(name, eviction_class(eviction_config, context))
+        super().__init__(config, context, name)
+        slot = config.eviction
+        eviction_class, eviction_config = context.resolve_component("eviction", slot.use, slot.options)
+        heap = EvictionHeap(slot.use, eviction_class(eviction_config, context))
         self._cache = BlockCache(self._books, self._layout.block_size, index, heap, keeps_tails)
 
     @classmethod

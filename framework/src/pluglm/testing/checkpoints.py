@@ -17,6 +17,7 @@ class MemoryCheckpoint:
 
     def __init__(self, config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
         self.path = Path("memory-checkpoint")
+        self.files: tuple[Path, ...] = ()
         self.config: Mapping[str, Any] = config
         self.generation_config: Mapping[str, Any] = {}
         self.reads: list[str] = []

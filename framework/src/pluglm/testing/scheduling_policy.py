@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from dataclasses import replace
+from typing import Any, get_args
 
 from pluglm.kernel.core import Budget, Event, RequestView, StepView
-from pluglm.kernel.interfaces.scheduler import Accept, Need, Reject, SchedulingPolicy, Skip, Stop, Victims
+from pluglm.kernel.interfaces.scheduler import Accept, Need, Preemption, Reject, SchedulingPolicy, Skip, Stop, Victims
 from pluglm.kernel.planner import PolicyScheduler
 from pluglm.testing.check import Check, expect, make_check
 from pluglm.testing.common import common_checks
 from pluglm.testing.context import make_context
-from pluglm.testing.simulation import Job, busy_world, play
+from pluglm.testing.simulation import Job, World, busy_world, world
 
 Make = Callable[[], SchedulingPolicy]
 NEEDS: tuple[Need, ...] = ("kv", "seat")
+MODES: tuple[Preemption, ...] = get_args(Preemption)
 
 
 def scheduling_policy_checks(cls: type[Any], config: Any = None, **context: Any) -> Iterator[Check]:
@@ -32,28 +35,36 @@ def scheduling_policy_checks(cls: type[Any], config: Any = None, **context: Any)
 
 
 def _views(count: int = 12) -> list[StepView]:
-    """Random running and waiting sequences; the first view has none."""
-    return [_view(random.Random(seed), min(seed, 4), seed % 6) for seed in range(count)]
+    """Random running and waiting sequences, each in one view; the first view has none."""
+    return [_view(random.Random(number), min(number, 4), number % 6, number) for number in range(count)]
 
 
-def _view(generator: random.Random, num_running: int, num_waiting: int) -> StepView:
-    ids = generator.sample(range(1, 60), num_running + num_waiting)
+def _view(generator: random.Random, num_running: int, num_waiting: int, number: int = 0) -> StepView:
+    ids = [100 * number + one for one in generator.sample(range(1, 60), num_running + num_waiting)]
     views = [_request(generator, one, index < num_running) for index, one in enumerate(ids)]
     waiting = sorted(views[num_running:], key=lambda one: (one.arrival_s, one.sequence_id))
     budget = Budget(num_tokens=32, num_seats=5)
-    return StepView(step=9, now_s=2.0, budget=budget, running=tuple(views[:num_running]), waiting=tuple(waiting))
+    return StepView(
+        step=1000 + number, now_s=2.0, budget=budget, running=tuple(views[:num_running]), waiting=tuple(waiting)
+    )
 
 
-def _request(generator: random.Random, sequence_id: int, running: bool) -> RequestView:
+def _request(generator: random.Random, sequence_id: int, running: bool, num_left: int | None = None) -> RequestView:
+    """num_left: tokens of the prompt to compute. One in four that wait is paused: it holds KV of what it computed."""
     prompt = generator.randint(4, 30)
+    paused = not running and generator.randrange(4) == 0
+    num_left = generator.randint(1, prompt - 1) if num_left is None else num_left
     return Job(
         sequence_id=sequence_id,
         arrival=generator.randint(0, 150),
         num_prompt=prompt,
         max_new=8,
         priority=generator.randint(-1, 3),
-        num_computed=generator.randint(1, prompt - 1) if running else 0,
+        deadline=generator.choice([None, generator.randint(150, 400)]),
+        num_cached=generator.randint(0, 20),
+        num_computed=prompt - num_left if running or paused else 0,
         running=running,
+        holds_kv=paused,
     ).view()
 
 
@@ -98,7 +109,7 @@ def an_idle_engine_gets_work(make: Make) -> None:
     policy = make()
     for seed in range(20):
         for num_running, num_waiting in ((1, 0), (0, 1), (3, 0), (0, 3)):
-            view = _view(random.Random(seed), num_running, num_waiting)
+            view = _view(random.Random(seed), num_running, num_waiting, seed)
             requests = {one.sequence_id: one for one in (*view.running, *view.waiting)}
             named = [*policy.order_running(view), *policy.order_waiting(view)]
             served = [one for one in named if one in requests and policy.share(view, requests[one], 32) > 0]
@@ -127,11 +138,57 @@ def victims_are_other_running_sequences(make: Make) -> None:
                 expect(len(victims) == len(set(victims)), "each victim once", victims)
 
 
-def same_view_same_answers(make: Make) -> None:
+def victims_have_a_known_mode(make: Make) -> None:
+    policy = make()
+    for view in _views():
+        for request in (*view.running, *view.waiting):
+            for need in NEEDS:
+                answer = policy.on_blocked(view, request, need)
+                if isinstance(answer, Victims):
+                    expect(answer.mode in MODES, f"one of {', '.join(MODES)} as the mode of Victims", repr(answer.mode))
+
+
+def prompts_take_no_token_from_decodes(make: Make) -> None:
+    """Whoever has one token to compute and gets it gets it too when prompts run along, however few tokens there are."""
+    generator = random.Random(0)
+    for _ in range(20):
+        budget = Budget(num_tokens=generator.randint(1, 8), num_seats=8)
+        decodes = [_request(generator, 1 + one, True, 1) for one in range(generator.randint(1, 4))]
+        prompts = [_request(generator, 11 + one, True, generator.randint(2, 3)) for one in range(3)]
+        both = generator.sample([*decodes, *prompts], len(decodes) + len(prompts))
+        alone, together = (
+            StepView(step=1, now_s=2.0, budget=budget, running=tuple(running), waiting=())
+            for running in (decodes, both)
+        )
+        lost = _served(make(), alone) - _served(make(), together)
+        expect(
+            not lost, f"a token for each decode of {[one.sequence_id for one in decodes]}", f"none for {sorted(lost)}"
+        )
+
+
+def _served(policy: SchedulingPolicy, view: StepView) -> set[int]:
+    """Running sequences that get tokens when there is KV for everything, as the planner gives them out."""
+    requests, left, served = {one.sequence_id: one for one in view.running}, view.budget.num_tokens, set()
+    for sequence_id in policy.order_running(view):
+        if left > 0 and sequence_id in requests:
+            request = requests[sequence_id]
+            num_tokens = min(policy.share(view, request, left), request.num_pending, left)
+            if num_tokens > 0:
+                served.add(sequence_id)
+                left -= num_tokens
+    return served
+
+
+def equal_views_equal_answers(make: Make) -> None:
+    """Asked again, asked about a copy, or asked as the first thing ever."""
     used = make()
     for view in _views():
-        first, second, fresh = _answers(used, view), _answers(used, view), _answers(make(), view)
-        expect(first == second == fresh, f"the same answers to the same questions, {first}", f"{second} and {fresh}")
+        first, second, copied, fresh = (
+            _answers(policy, seen)
+            for policy, seen in ((used, view), (used, view), (used, replace(view)), (make(), view))
+        )
+        same = first == second == copied == fresh
+        expect(same, f"the same answers to the same questions, {first}", f"{second}, {copied} and {fresh}")
 
 
 def _answers(policy: SchedulingPolicy, view: StepView) -> tuple[object, ...]:
@@ -159,8 +216,63 @@ def every_request_finishes(make: Make) -> None:
     """Behind the kernel's planner, over few seats and blocks, with preemptions."""
     for seed in range(4):
         place = busy_world(seed)
-        play(place, PolicyScheduler(make()), lambda turn: None)
+        _serve(make(), place)
         expect(not place.unfinished, f"all requests of world {seed} done in 400 steps", f"{place.unfinished} left")
+
+
+def every_lane_finishes(make: Make) -> None:
+    """The same for one tenant's requests of several outputs, which wait with the KV that they were forked with."""
+    for seed in range(4):
+        place = busy_world(seed)
+        for index, job in enumerate(place.jobs):
+            job.tenant, job.num_lanes = "lanes", 3 if index % 3 == 0 else 1
+        _serve(make(), place, max_steps=800)
+        expect(not place.unfinished, f"all lanes of world {seed} done in 800 steps", f"{place.unfinished} left")
+
+
+def _serve(policy: SchedulingPolicy, place: World, max_steps: int = 400) -> None:
+    """Steps until every job is finished, with all that an engine tells a policy; whoever is refused is finished."""
+    planner, admitted = PolicyScheduler(policy), {job.request_id for job in place.jobs if job.finished}
+    while place.unfinished and place.now < max_steps:
+        for job in place.jobs:
+            if job.arrival <= place.now and job.request_id not in admitted:
+                admitted.add(job.request_id)
+                job.finished = isinstance(policy.admit(job.view(), len(place.view().waiting)), Reject)
+        for event in place.step(planner).events:
+            policy.on_event(event)
+
+
+def memory_does_not_grow_with_requests(make: Make) -> None:
+    """Three times as many requests, each of its own tenant, leave no more behind: per request, nothing is kept."""
+    policy, place, held = make(), world([]), list[int]()
+    for wave in range(3):
+        first = 1 + 100 * wave
+        for one in range(first, first + 40):
+            size = 1 + one % 5
+            job = Job(
+                sequence_id=one, arrival=place.now + one % 7, num_prompt=size, max_new=size, tenant=f"tenant {one}"
+            )
+            place.jobs.append(job)
+        _serve(policy, place, max_steps=place.now + 400)
+        held.append(num_held(policy))
+    expect(held[-1] < held[0] + 40, f"about {held[0]} things held after 120 requests, as after 40", held[-1])
+
+
+def num_held(root: object) -> int:
+    """Elements of all containers that can be reached through attributes and elements."""
+    stack, seen, count = [root], set[int](), 0
+    while stack:
+        one = stack.pop()
+        if id(one) in seen or callable(one) or isinstance(one, str | bytes | range):
+            continue
+        seen.add(id(one))
+        if isinstance(one, dict | list | tuple | set | frozenset | deque):
+            count += len(one)
+            stack += [*one, *one.values()] if isinstance(one, dict) else one
+        else:
+            names = [*getattr(one, "__dict__", ()), *getattr(type(one), "__slots__", ())]
+            stack += [getattr(one, name, None) for name in names]
+    return count
 
 
 ALWAYS = (
@@ -171,7 +283,11 @@ ALWAYS = (
     an_idle_engine_gets_work,
     blocked_requests_get_an_answer,
     victims_are_other_running_sequences,
-    same_view_same_answers,
+    victims_have_a_known_mode,
+    prompts_take_no_token_from_decodes,
+    equal_views_equal_answers,
     events_are_taken,
     every_request_finishes,
+    every_lane_finishes,
+    memory_does_not_grow_with_requests,
 )

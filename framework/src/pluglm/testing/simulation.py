@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from pluglm.kernel.core import Budget, CacheKey, Event, RequestView, StepPlan, StepView
+from pluglm.kernel.core import Budget, CacheKey, Event, FinishReason, RequestView, StepPlan, StepView
 from pluglm.kernel.interfaces.kv import KVTransaction
 from pluglm.testing.block_kv import BlockPool, BlockTransaction
 
@@ -165,9 +165,9 @@ class World:
 
     def _apply(self, plan: StepPlan, adopted: dict[int, int]) -> None:
         jobs = {job.sequence_id: job for job in self.jobs}
-        for sequence_id, reason in plan.refused:
-            if sequence_id in jobs:
-                self._finish(jobs[sequence_id], Event(request_id=f"r{sequence_id}", finish_reason="refused", error=reason))
+        for one, _ in plan.refused:
+            if one in jobs:
+                self._finish(jobs[one], "refused")
         for one in (*plan.preempted, *plan.offloaded, *plan.paused):
             job = jobs.get(one)
             if job is not None and (job.running or job.holds_kv):
@@ -193,12 +193,10 @@ class World:
             return
         self._fork(job)
         job.num_known += 1
-        done = job.num_known - job.num_prompt >= job.max_new
-        event = Event(request_id=job.request_id, lane=job.lane, token_ids=(1,), finish_reason="length" if done else None)
-        if done:
-            self._finish(job, event)
+        if job.num_known - job.num_prompt >= job.max_new:
+            self._finish(job, "length", token_ids=(1,))
         else:
-            self.events.append(event)
+            self.events.append(Event(request_id=job.request_id, lane=job.lane, token_ids=(1,)))
 
     def _fork(self, job: Job) -> None:
         """The other lanes share all of the prompt but its last token, whose logits each of them needs."""
@@ -222,14 +220,23 @@ class World:
             book.sizes[child.sequence_id] = num_shared
         job.num_lanes = 1
 
-    def _finish(self, job: Job, event: Event) -> None:
-        """A request with several lanes ends with the last of them."""
+    def _finish(self, job: Job, reason: FinishReason, token_ids: tuple[int, ...] = ()) -> None:
+        """The request ends with the last of its lanes."""
         if job.running:
             self.order.remove(job.sequence_id)
         job.finished, job.running, job.holds_kv = True, False, False
         self.pool.book.tables.pop(job.sequence_id, None)
         self.pool.book.sizes.pop(job.sequence_id, None)
-        self.events.append(event)
+        is_last = all(one.finished for one in self.jobs if one.request_id == job.request_id)
+        self.events.append(
+            Event(
+                request_id=job.request_id,
+                lane=job.lane,
+                token_ids=token_ids,
+                lane_finish_reason=reason,
+                finish_reason=reason if is_last else None,
+            )
+        )
 
 
 def world(jobs: list[Job], *, num_blocks: int = 64, num_tokens: int = 24, num_seats: int = 4) -> World:
@@ -241,7 +248,7 @@ def world(jobs: list[Job], *, num_blocks: int = 64, num_tokens: int = 24, num_se
 
 def busy_world(seed: int, *, num_blocks: int = 16) -> World:
     """Twelve jobs of all sizes over few blocks and seats: chunks, queues and preemptions all happen."""
-    generator = random.Random(seed)
+    generator, dates = random.Random(seed), random.Random(f"due {seed}")
     jobs = [
         Job(
             sequence_id=10 + index,
@@ -249,6 +256,7 @@ def busy_world(seed: int, *, num_blocks: int = 16) -> World:
             num_prompt=generator.randint(1, 30),
             max_new=generator.randint(1, 20),
             priority=generator.randint(0, 2),
+            deadline=dates.choice([None, dates.randint(20, 400)]),
         )
         for index in range(12)
     ]

@@ -43,6 +43,7 @@ class SafetensorsCheckpoint:
             read_json_object(generation) if os.path.lexists(generation) else MappingProxyType({})
         )
         self._tensors = _find_tensors(path)
+        self.files = tuple(sorted({file for file, _ in self._tensors.values()}))
         self._closed = False
 
     def names(self) -> frozenset[str]:

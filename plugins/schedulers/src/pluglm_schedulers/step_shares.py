@@ -34,8 +34,8 @@ class StepShares:
         self._prompt_share = prompt_share
         self._part = 1  # tokens of this step that a prompt may take whatever others claim
         self._claims: dict[int, int] = {}  # sequence id -> tokens that others claim before it takes more
-        self._blocked: int | None = None
-        self._holders: frozenset[int] = frozenset()  # those that ran when it was blocked
+        self._blocked: tuple[int, int] | None = None  # step and sequence id
+        self._holders: frozenset[int] = frozenset()  # those that ran then
 
     def in_turn(self, view: StepView, ranked: Iterable[RequestView]) -> list[int]:
         """Running ids, decodes first, else as ranked. A prompt leaves tokens to all prompts behind it."""
@@ -67,7 +67,7 @@ class StepShares:
 
     def blocked(self, view: StepView, request: RequestView) -> None:
         """A waiting request found no KV and holds back all behind it."""
-        self._blocked = request.sequence_id
+        self._blocked = view.step, request.sequence_id
         self._holders = frozenset(one.sequence_id for one in view.running)
 
     def _split(self, view: StepView, ranked: Iterable[RequestView]) -> tuple[list[RequestView], list[RequestView]]:
@@ -93,11 +93,13 @@ class StepShares:
         free_seats = view.budget.num_seats - len(view.running)
         if free_seats <= 0:
             return []
-        if self._blocked is not None and not self._holders.issubset(one.sequence_id for one in view.running):
-            self._blocked = None
         found = list(islice(ranked, free_seats))
-        ids = [one.sequence_id for one in found]
-        return found[: ids.index(self._blocked)] if self._blocked in ids else found
+        if self._blocked is not None and self._blocked[0] != view.step:
+            if not self._holders.issubset(one.sequence_id for one in view.running):
+                self._blocked = None
+            elif self._blocked[1] in (ids := [one.sequence_id for one in found]):
+                return found[: ids.index(self._blocked[1])]
+        return found
 
 
 def _is_decode(request: RequestView) -> bool:

@@ -17,12 +17,14 @@ class Checkpoint(Protocol):
     """One opened checkpoint. Opening checks every header, offset, shape and dtype, and reads no tensor data.
 
     path: the file or folder it was opened from (for messages).
+    files: those that tensors are read from, by name.
     config: the model's configuration in the shape and key names of a Hugging Face config.json (`model_type`,
         `hidden_size`, `rope_scaling` ...); for GGUF it is translated from the metadata. Read-only.
     generation_config: the contents of generation_config.json, or {}.
     """
 
     path: Path
+    files: tuple[Path, ...]
     config: Mapping[str, Any]
     generation_config: Mapping[str, Any]
 

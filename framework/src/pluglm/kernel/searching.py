@@ -1,0 +1,143 @@
+"""Requests under a search: their lanes wait for one another, then fork, go on and end as the search says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
+from functools import partial
+from typing import Protocol
+
+import torch
+
+from pluglm.kernel.core import Event, Sequence
+from pluglm.kernel.drawing import NEG_INF
+from pluglm.kernel.ending import metrics_of
+from pluglm.kernel.errors import ComponentFailure
+from pluglm.kernel.interfaces.search import Branch, Hypothesis, Walk
+from pluglm.kernel.memory import Attempt, Memory
+from pluglm.kernel.parts import Parts
+from pluglm.kernel.roster import Roster
+
+# L: lanes, V: vocabulary
+
+MAX_LANES = 1024  # of one request; each is a sequence with KV of its own
+
+
+class Closing(Protocol):
+    """What searching needs of the engine."""
+
+    attempt: Attempt
+
+    def close_lane(self, sequence: Sequence) -> None: ...
+
+    def emit(self, event: Event) -> None: ...
+
+
+class Searching:
+    """A lane that has its logits gives up its seat and keeps its KV, so that the others find seats."""
+
+    def __init__(self, parts: Parts, roster: Roster, memory: Memory, engine: Closing) -> None:
+        self._parts, self._roster, self._memory, self._engine = parts, roster, memory, engine
+
+    def park(self, sequence: Sequence, logits_V: torch.Tensor) -> None:
+        """One lane's next-token logits, of which it is waiting for the others' now."""
+        sequence.parked = logits_V
+        self._roster.wait(sequence)
+
+    def advance(self, request_ids: SequenceOf[str]) -> None:
+        """Go on with those requests whose lanes have all come in."""
+        for request_id in dict.fromkeys(request_ids):
+            lanes = self._roster.requests.get(request_id)
+            if lanes is not None and all(one.parked is not None for one in lanes.live):
+                self._advance(list(lanes.live))
+
+    def _advance(self, lanes: list[Sequence]) -> None:
+        walk: Walk = lanes[0].walk
+        branches = self._engine.attempt("search", lanes[:1], partial(self._ask, walk, lanes))
+        if branches is None:
+            return
+        if not branches:
+            self._end(walk, lanes)
+            return
+        children = {one.sequence_id: [b.token_id for b in branches if b.lane == i] for i, one in enumerate(lanes)}
+        for lane in lanes:
+            if not self._branch(lane, children[lane.sequence_id]):
+                return
+
+    def _ask(self, walk: Walk, lanes: list[Sequence]) -> list[Branch]:
+        logits_LV = torch.stack([one.parked for one in lanes]).float()
+        logits_LV[:, self._parts.tokenizer.vocab_size :] = NEG_INF
+        branches = list(walk.advance(torch.log_softmax(logits_LV, dim=-1)))
+        for one in branches:
+            if not 0 <= one.lane < len(lanes) or not 0 <= one.token_id < self._parts.num_ids:
+                raise ComponentFailure(self._parts.names["search"], f"returned {one}, of {len(lanes)} lanes")
+        if len(branches) > MAX_LANES:
+            name = self._parts.names["search"]
+            raise ComponentFailure(name, f"returned {len(branches)} lanes, a request may have {MAX_LANES}")
+        return branches
+
+    def _branch(self, lane: Sequence, token_ids: list[int]) -> bool:
+        """The lane goes on with the first token and is copied for the others; False when the request failed."""
+        copies = [
+            replace(
+                lane,
+                sequence_id=self._roster.new_id(),
+                token_ids=[*lane.token_ids, token],
+                output_token_ids=[*lane.output_token_ids, token],
+                parked=None,
+                num_preemptions=0,
+                num_cached=0,
+                num_recomputed=0,
+            )
+            for token in token_ids[1:]
+        ]
+        if copies and not self._memory.fork(lane, copies, lane.num_computed):
+            return False
+        for copy in copies:
+            self._roster.add(copy)
+        if not token_ids:
+            self._engine.close_lane(lane)
+            return True
+        lane.parked = None
+        lane.token_ids.append(token_ids[0])
+        lane.output_token_ids.append(token_ids[0])
+        self._roster.refresh(lane)
+        return True
+
+    def _end(self, walk: Walk, lanes: list[Sequence]) -> None:
+        """The results are the request's outputs."""
+        first, now = lanes[0], self._parts.runner.backend.now()
+        results = self._engine.attempt("search", lanes[:1], lambda: self._checked(walk, first))
+        if results is None:
+            return
+        record = self._roster.requests[first.request.request_id]
+        for lane in lanes:
+            self._engine.close_lane(lane)
+        num_tokens = sum(len(one.token_ids) for one in results)
+        metrics = replace(metrics_of(record.ended, now), num_output_tokens=num_tokens, first_token_s=now)
+        for number, one in enumerate(results):
+            is_last = number == len(results) - 1
+            stream = self._parts.text_stream(first.request.params)
+            text = "".join(stream.push(token).text for token in one.token_ids) + stream.finish()
+            reason = "stop" if one.stopped else "length"
+            event = Event(
+                request_id=first.request.request_id,
+                lane=number,
+                token_ids=one.token_ids,
+                text=text,
+                lane_finish_reason=reason,
+                stop=one.token_ids[-1] if one.stopped else None,
+                finish_reason=reason if is_last else None,
+                metrics=metrics if is_last else None,
+            )
+            self._engine.emit(event)
+
+    def _checked(self, walk: Walk, first: Sequence) -> list[Hypothesis]:
+        results, request = list(walk.results()), first.request
+        if len(results) != request.params.n:
+            name = self._parts.names["search"]
+            raise ComponentFailure(name, f"returned {len(results)} results where {request.params.n} were asked")
+        for one in results:
+            if not one.token_ids or not all(0 <= token < self._parts.num_ids for token in one.token_ids):
+                raise ComponentFailure(self._parts.names["search"], f"returned {one}, which no text can be made of")
+        return results
