@@ -1,117 +1,16 @@
-"""The kernel's planner and the validator behind every scheduler, over the paged KV books and plain views."""
+"""The kernel's planner over the paged KV books and plain views: who gets tokens, seats and KV, and who loses them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planner_cases import BLOCK, Policy, Table, items, view_of
 
-from pluglm.kernel.core import Budget, Event, PlanItem, RequestView, StepPlan, StepView
-from pluglm.kernel.interfaces.kv import KVLayout
-from pluglm.kernel.interfaces.scheduler import Accept, Need, Skip, Stop, Victims
-from pluglm.kernel.memory import StepKV
-from pluglm.kernel.plan_check import refuse_bad_items
-from pluglm.kernel.planner import PolicyScheduler
-from pluglm.kv.manager import BlockManager
-
-BLOCK = 4
-
-
-def view_of(sequence_id: int, known: int = 1, computed: int = 0, drafts: int = 0) -> RequestView:
-    return RequestView(
-        sequence_id=sequence_id,
-        request_id=f"r{sequence_id}",
-        tenant="",
-        priority=0,
-        arrival_s=float(sequence_id),
-        num_prompt=known,
-        num_known=known,
-        num_computed=computed,
-        num_drafts=drafts,
-        num_output=0,
-        max_new_tokens=8,
-        num_preemptions=0,
-    )
-
-
-class Policy:
-    """Arrival order, everything that is left, and a fixed answer when blocked."""
-
-    def __init__(self, blocked: Any = None, share: int | None = None) -> None:
-        self.blocked, self.limit = blocked or Stop(), share
-        self.asked: list[tuple[int, Need]] = []
-
-    def admit(self, request: RequestView, num_waiting: int) -> Accept:
-        return Accept()
-
-    def order_running(self, view: StepView) -> Iterable[int]:
-        return [one.sequence_id for one in view.running]
-
-    def order_waiting(self, view: StepView) -> Iterable[int]:
-        return [one.sequence_id for one in view.waiting]
-
-    def share(self, view: StepView, request: RequestView, tokens_left: int) -> int:
-        return tokens_left if self.limit is None else self.limit
-
-    def on_blocked(self, view: StepView, request: RequestView, need: Need) -> Stop | Skip | Victims:
-        self.asked.append((request.sequence_id, need))
-        return self.blocked  # type: ignore[no-any-return]
-
-    def on_event(self, event: Event) -> None: ...
-
-
-class Table:
-    """A pool in which every running sequence holds its computed tokens, and one planned step over it."""
-
-    def __init__(
-        self,
-        running: list[RequestView],
-        waiting: list[RequestView],
-        *,
-        blocks: int = 100,
-        tokens: int = 100,
-        seats: int = 10,
-    ) -> None:
-        self.kv = BlockManager(KVLayout(num_blocks=blocks, block_size=BLOCK), blocks)
-        budget = Budget(num_tokens=tokens, num_seats=seats)
-        running = [replace(one, holds_kv=True) for one in running]
-        self.view = StepView(step=0, now_s=0.0, budget=budget, running=tuple(running), waiting=tuple(waiting))
-        setup = self.kv.transaction()
-        for one in running:
-            setup.acquire(one.sequence_id)
-            setup.extend(one.sequence_id, one.num_computed)
-        setup.commit()
-        self.transaction = StepKV(self.kv.transaction(), "kv 'paged'")
-
-    def plan(self, policy: Any) -> StepPlan:
-        plan = PolicyScheduler(policy).plan(self.view, self.view.budget, self.transaction)
-        kept, reasons = refuse_bad_items(plan, self.view, self.transaction, self.transaction.adopted)
-        assert (kept, reasons) == (plan, [])
-        self.commit()
-        return plan
-
-    def refuse(self, *items: PlanItem, preempted: tuple[int, ...] = ()) -> tuple[StepPlan, list[str]]:
-        answer = refuse_bad_items(StepPlan(items, preempted), self.view, self.transaction, self.transaction.adopted)
-        self.commit()
-        return answer
-
-    def commit(self) -> None:
-        self.transaction.commit()
-        self.kv.audit()
-
-    def blocks(self, sequence_id: int) -> int | None:
-        try:
-            return len(self.kv.block_table(sequence_id))
-        except KeyError:
-            return None
-
-
-def items(plan: StepPlan) -> list[tuple[int, int]]:
-    return [(item.sequence_id, item.num_tokens) for item in plan.items]
+from pluglm.kernel.core import StepPlan
+from pluglm.kernel.interfaces.scheduler import Skip, Stop, Victims
 
 
 def test_decode_comes_before_prefill_and_a_long_prompt_gets_the_rest_in_chunks() -> None:
@@ -212,7 +111,7 @@ def test_a_seat_is_taken_from_a_victim_for_a_waiting_request() -> None:
 def test_every_plan_is_within_its_bounds_and_passes_the_validator(
     running: list[tuple[int, int, int]], waiting: list[int], blocks: int, spare: int, tokens: int, answer: Any
 ) -> None:
-    """Table.plan asserts that the validator refuses nothing and audits the books."""
+    """Table.plan asks the validator, which must refuse nothing, and audits the books."""
     views = [view_of(i, c + p, c, d if p == 1 else 0) for i, (c, p, d) in enumerate(running)]
     held = sum(-(-c // BLOCK) for c, _, _ in running)
     table = Table(
@@ -236,91 +135,3 @@ def test_every_plan_is_within_its_bounds_and_passes_the_validator(
             assert table.blocks(one.sequence_id) is None
     if views and not plan.items and not plan.preempted and table.kv.capacity().free_blocks:
         assert len(views) == 1 or all(one.num_pending == 0 for one in views)
-
-
-GOOD = PlanItem(0, 1)
-REASONS: dict[str, tuple[PlanItem, str]] = {
-    "unknown": (PlanItem(99, 1), "sequence 99 is unknown, preempted in this plan or listed twice"),
-    "twice": (PlanItem(0, 1), "sequence 0 is unknown, preempted in this plan or listed twice"),
-    "no tokens": (PlanItem(1, 0), "sequence 1 asks for 0 tokens, 1 to 4 are pending"),
-    "negative": (PlanItem(1, -2), "sequence 1 asks for -2 tokens, 1 to 4 are pending"),
-    "more than pending": (PlanItem(1, 5), "sequence 1 asks for 5 tokens, 1 to 4 are pending"),
-    "half": (PlanItem(1, 1.5), "sequence 1 asks for 1.5 tokens, 1 to 4 are pending"),  # type: ignore[arg-type]
-    "words": (PlanItem(1, "2"), "sequence 1 asks for 2 tokens, 1 to 4 are pending"),  # type: ignore[arg-type]
-    "budget": (PlanItem(2, 20), "sequence 2 exceeds the budget of 20 tokens"),
-    "seats": (PlanItem(2, 5), "sequence 2 exceeds the 2 seats"),
-}
-
-
-@pytest.mark.parametrize("name", REASONS)
-def test_each_reason_of_the_validator_and_the_good_item_stays(name: str) -> None:
-    item, reason = REASONS[name]
-    table = Table([view_of(0, 5, 4), view_of(1, 8, 4)], [view_of(2, 30)], tokens=20, seats=2)
-    table.transaction.extend(0, 5)
-    if item.sequence_id == 2:
-        table.transaction.acquire(2)
-        table.transaction.extend(2, item.num_tokens)
-    if item.sequence_id == 1:
-        table.transaction.extend(1, 8)
-    plan, reasons = table.refuse(GOOD, item)
-    assert (plan, reasons) == (StepPlan((GOOD,)), [reason])
-    assert (table.blocks(0), table.blocks(1), table.blocks(2)) == (2, 1, None)
-
-
-def test_a_sequence_that_the_plan_preempts_may_not_run_in_it() -> None:
-    table = Table([view_of(0, 5, 4), view_of(1, 8, 4)], [])
-    table.transaction.extend(0, 5)
-    table.transaction.release(1)
-    plan, reasons = table.refuse(GOOD, PlanItem(1, 4), preempted=(1, 1))
-    assert plan == StepPlan((GOOD,), (1,))
-    assert reasons == ["sequence 1 is unknown, preempted in this plan or listed twice"]
-    assert (table.blocks(0), table.blocks(1)) == (2, None)
-
-
-@pytest.mark.parametrize("released", [True, False])
-def test_a_preempted_sequence_keeps_no_kv(released: bool) -> None:
-    table = Table([view_of(0, 5, 4), view_of(1, 8, 4)], [])
-    if released:
-        table.transaction.release(1)
-    assert table.refuse(preempted=(1,)) == (StepPlan((), (1,)), [])
-    assert (table.blocks(0), table.blocks(1)) == (1, None)
-
-
-def test_what_does_not_run_cannot_be_preempted() -> None:
-    table = Table([view_of(0, 5, 4)], [view_of(2, 3)])
-    plan, reasons = table.refuse(preempted=(2, 77))
-    assert plan == StepPlan()
-    assert reasons == ["cannot preempt 2: it is not running", "cannot preempt 77: it is not running"]
-
-
-def test_a_seat_that_preemption_frees_may_be_taken_in_the_same_plan() -> None:
-    table = Table([view_of(0, 5, 4), view_of(1, 5, 4)], [view_of(2, 3)], seats=2)
-    table.transaction.release(1)
-    table.transaction.acquire(2)
-    table.transaction.extend(2, 3)
-    plan, reasons = table.refuse(PlanItem(2, 3), preempted=(1,))
-    assert (plan, reasons) == (StepPlan((PlanItem(2, 3),), (1,)), [])
-
-
-@given(
-    wanted=st.lists(st.tuples(st.integers(-1, 6), st.integers(-1, 9)), max_size=8),
-    preempted=st.lists(st.integers(-1, 6), max_size=4),
-    tokens=st.integers(1, 12),
-)
-@settings(max_examples=200, deadline=None)
-def test_the_validator_never_lets_a_broken_plan_through(
-    wanted: list[tuple[int, int]], preempted: list[int], tokens: int
-) -> None:
-    """Garbage in: no exception, sound books, and what is left respects every rule."""
-    running = [view_of(0, 5, 4), view_of(1, 8, 4), view_of(2, 5, 4, drafts=3)]
-    table = Table(running, [view_of(3, 6), view_of(4, 2)], tokens=tokens, seats=4)
-    plan, reasons = table.refuse(*(PlanItem(*pair) for pair in wanted), preempted=tuple(preempted))
-    pending = {one.sequence_id: one.num_pending for one in (*running, *table.view.waiting)}
-    ids = [item.sequence_id for item in plan.items]
-    assert len(set(ids)) == len(ids)
-    assert not set(ids) & set(plan.preempted)
-    assert set(plan.preempted) <= {0, 1, 2}
-    assert all(1 <= item.num_tokens <= pending[item.sequence_id] for item in plan.items)
-    assert sum(item.num_tokens for item in plan.items) <= tokens
-    assert 3 - len(plan.preempted) + sum(i > 2 for i in ids) <= 4
-    assert len(reasons) == len(wanted) - len(ids) + sum(one not in (0, 1, 2) for one in set(preempted))

@@ -22,12 +22,12 @@ def broken(**transaction_methods: Any) -> type[BlockKV]:
     return type("BrokenKV", (BlockKV,), {"Transaction": transaction})
 
 
-def rounds_down(self: BlockTransaction, sequence_id: int, num_tokens: int) -> None:
+def rounds_down(self: BlockTransaction, sequence_id: int, num_tokens: int, evict: bool = True) -> None:
     size = self.book.sizes[sequence_id]
     if size > 150 and size % 4 == 0 and num_tokens == size + 1:
         self.book.sizes[sequence_id] = num_tokens  # a new block is due at this very token
         return
-    BlockTransaction.extend(self, sequence_id, num_tokens)
+    BlockTransaction.extend(self, sequence_id, num_tokens, evict)
 
 
 class InventsBlocks(BlockKV):
@@ -36,15 +36,15 @@ class InventsBlocks(BlockKV):
         return tuple(block + 1 for block in table) if len(self.book.tables) == self.num_blocks else table
 
 
-def shrinks(self: BlockTransaction, sequence_id: int, num_tokens: int) -> None:
-    BlockTransaction.extend(self, sequence_id, num_tokens)
+def shrinks(self: BlockTransaction, sequence_id: int, num_tokens: int, evict: bool = True) -> None:
+    BlockTransaction.extend(self, sequence_id, num_tokens, evict)
     if num_tokens == 1:
         self.trim(sequence_id, 1)
 
 
-def moves_the_first_block(self: BlockTransaction, sequence_id: int, num_tokens: int) -> None:
+def moves_the_first_block(self: BlockTransaction, sequence_id: int, num_tokens: int, evict: bool = True) -> None:
     grows_at_once = self.book.sizes[sequence_id] == 1 and num_tokens == 192
-    BlockTransaction.extend(self, sequence_id, num_tokens)
+    BlockTransaction.extend(self, sequence_id, num_tokens, evict)
     if grows_at_once:
         self.book.tables[sequence_id].reverse()
 
@@ -55,9 +55,9 @@ def keeps_one_block_too_many(self: BlockTransaction, sequence_id: int, num_token
     BlockTransaction.trim(self, sequence_id, num_tokens)
 
 
-def takes_before_it_counts(self: BlockTransaction, sequence_id: int, num_tokens: int) -> None:
+def takes_before_it_counts(self: BlockTransaction, sequence_id: int, num_tokens: int, evict: bool = True) -> None:
     try:
-        BlockTransaction.extend(self, sequence_id, num_tokens)
+        BlockTransaction.extend(self, sequence_id, num_tokens, evict)
     except KVExhausted:
         if num_tokens > 192 and self.book.sizes[sequence_id]:
             self.book.tables[sequence_id].append(0)
@@ -70,8 +70,8 @@ def commits_on_rollback(self: BlockTransaction) -> None:
     self.manager.is_open = False
 
 
-def publishes_early(self: BlockTransaction, sequence_id: int, num_tokens: int) -> None:
-    BlockTransaction.extend(self, sequence_id, num_tokens)
+def publishes_early(self: BlockTransaction, sequence_id: int, num_tokens: int, evict: bool = True) -> None:
+    BlockTransaction.extend(self, sequence_id, num_tokens, evict)
     if set(self.book.tables) == {1, 2} and self.book.sizes == {1: 1, 2: 1}:
         self.manager.book = self.book.copy()
 
@@ -83,6 +83,12 @@ def acquires_again(self: BlockTransaction, sequence_id: int, key: CacheKey | Non
 def releases_again(self: BlockTransaction, sequence_id: int) -> None:
     if sequence_id in self.book.tables:
         BlockTransaction.release(self, sequence_id)
+
+
+def refuses_without_eviction(self: BlockTransaction, sequence_id: int, num_tokens: int, evict: bool = True) -> None:
+    if not evict:
+        raise KVExhausted("nothing is free without eviction")
+    BlockTransaction.extend(self, sequence_id, num_tokens)
 
 
 class OpensTwice(BlockKV):
@@ -101,9 +107,9 @@ class EmptyTable(BlockKV):
         return () if sequence_id == 12345 and sequence_id not in self.book.tables else super().block_table(sequence_id)
 
 
-def hands_out_a_held_block(self: BlockTransaction, sequence_id: int, num_tokens: int) -> None:
+def hands_out_a_held_block(self: BlockTransaction, sequence_id: int, num_tokens: int, evict: bool = True) -> None:
     first = self.book.sizes[sequence_id] == 0
-    BlockTransaction.extend(self, sequence_id, num_tokens)
+    BlockTransaction.extend(self, sequence_id, num_tokens, evict)
     if first and num_tokens == 1 and 5 < sequence_id < 50 and len(self.book.tables) == 3:
         self.book.tables[sequence_id] = self.book.tables[min(self.book.tables)][:1]
 
@@ -155,16 +161,16 @@ def forks_backwards(self: BlockTransaction, parent_id: int, child_id: int) -> No
         self.book.tables[child_id].reverse()
 
 
-def writes_into_the_parent(self: BlockTransaction, sequence_id: int, num_tokens: int) -> None:
+def writes_into_the_parent(self: BlockTransaction, sequence_id: int, num_tokens: int, evict: bool = True) -> None:
     long_child = num_tokens == 98 and sequence_id == 2 and sequence_id in self.manager.book.tables
     extend_in_place(self, sequence_id, num_tokens, long_child)
 
 
-def writes_into_the_child(self: BlockTransaction, sequence_id: int, num_tokens: int) -> None:
+def writes_into_the_child(self: BlockTransaction, sequence_id: int, num_tokens: int, evict: bool = True) -> None:
     extend_in_place(self, sequence_id, num_tokens, num_tokens == 98 and sequence_id == 1)
 
 
-def writes_into_late_relatives(self: BlockTransaction, sequence_id: int, num_tokens: int) -> None:
+def writes_into_late_relatives(self: BlockTransaction, sequence_id: int, num_tokens: int, evict: bool = True) -> None:
     extend_in_place(
         self, sequence_id, num_tokens, sequence_id > 3 and 1 < num_tokens <= len(self.book.tables[sequence_id]) * 4
     )
@@ -195,9 +201,9 @@ class CopiesInChains(BlockTransaction):
     def commit(self) -> tuple[tuple[int, int], ...]:
         return tuple((self.copied_from[target], target) for _, target in super().commit())
 
-    def extend(self, sequence_id: int, num_tokens: int) -> None:
+    def extend(self, sequence_id: int, num_tokens: int, evict: bool = True) -> None:
         before = list(self.book.tables[sequence_id])
-        super().extend(sequence_id, num_tokens)
+        super().extend(sequence_id, num_tokens, evict)
         changed = zip(before, self.book.tables[sequence_id], strict=False)
         self.copied_from = {**getattr(self, "copied_from", {}), **{new: old for old, new in changed}}
 
@@ -210,6 +216,7 @@ BROKEN: dict[str, type[BlockKV]] = {
     "trim_gives_back_whole_blocks": broken(trim=keeps_one_block_too_many),
     "exhaustion_changes_nothing": broken(extend=takes_before_it_counts),
     "rollback_restores_everything": broken(rollback=commits_on_rollback),
+    "extension_without_eviction_takes_what_is_free": broken(extend=refuses_without_eviction),
     "nothing_is_visible_before_commit": broken(extend=publishes_early),
     "second_acquire_raises": broken(acquire=acquires_again),
     "second_release_raises": broken(release=releases_again),

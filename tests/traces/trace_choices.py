@@ -14,7 +14,6 @@ from typing import Any
 
 from trace_policies import ChaosPolicy, ForcedScheduler
 
-from pluglm.kernel.interfaces.kv import PrefixCache
 from pluglm.kernel.registry import find, list_entries, load
 
 Draw = Callable[[random.Random], Any]
@@ -30,7 +29,7 @@ POLICY_OPTIONS: dict[str, Draw] = {
     "max_skips": lambda dice: dice.choice((1, 2, 16)),
     "output_share": lambda dice: dice.choice((0.0, 0.5, 1.0)),
     "preemption": lambda dice: dice.choice(("recompute", "offload", "pause")),
-    "quanta": lambda dice: dice.choice(((2, 4), (3,), (8, 16, 32))),
+    "quanta": lambda dice: dice.choice(([2, 4], [3], [8, 16, 32])),
     "seed": lambda dice: dice.randrange(1 << 16),
     "skip_blocked": lambda dice: dice.choice((0, 0, 1, 3)),
     "window": lambda dice: dice.choice((1, 3, 128)),
@@ -50,12 +49,6 @@ class Choice:
         """The keys of its config."""
         return self.cls.Config.model_fields  # type: ignore[no-any-return]
 
-    @property
-    def is_prefix_cache(self) -> bool:
-        return isinstance(self.cls, type) and all(hasattr(self.cls, name) for name in _CACHE_METHODS)
-
-
-_CACHE_METHODS = [name for name in ("probe", "publish", "reset") if hasattr(PrefixCache, name)]
 
 
 @cache
@@ -110,8 +103,8 @@ def draw_kv_config(name: str, dice: random.Random, num_blocks: int, block_size: 
     return config
 
 
-def pool_tokens(trace_kv: str, config: Mapping[str, Any], max_model_len: int) -> int:
-    """The longest sequence that the pool can hold, by its config alone."""
-    if "num_regions" in managers()[trace_kv].options:
-        return int(config.get("region_tokens") or max_model_len)
-    return int(config["num_blocks"]) * int(config["block_size"])
+def pool_tokens(config: Mapping[str, Any]) -> int | None:
+    """The longest sequence that the pool can hold, by its config alone; None for a config of another kind."""
+    if "region_tokens" in config:
+        return int(config["region_tokens"])
+    return int(config["num_blocks"]) * int(config["block_size"]) if "num_blocks" in config else None

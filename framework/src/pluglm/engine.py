@@ -22,6 +22,8 @@ from pluglm.kernel.engine import EngineCore
 from pluglm.kernel.errors import ComponentFailure, RequestError, TokenizerError
 from pluglm.kernel.interfaces.services import Progress
 from pluglm.kernel.sampling_params import SamplingParams
+from pluglm.kv import files
+from pluglm.kv.files import LoadedKV, SavedKV
 from pluglm.outputs import Prompt, RequestOutput, StreamChunk
 from pluglm.prompts import prompt_token_ids
 from pluglm.text.tokenizer import Tokenizer
@@ -127,6 +129,24 @@ class Engine:
         with self._turn():
             self._check_open()
             self._core.memory.reset_cache()
+
+    def save_kv(self, prompt: Prompt, path: str | Path, *, salt: str = "") -> SavedKV:
+        """Write the KV of the prompt's longest cached prefix to a file, for load_kv in this or another process.
+
+        Raises RequestError when nothing of it is cached, the KV manager caches no prefixes or the file is not written.
+        """
+        with self._turn():
+            self._check_open()
+            return files.save_kv(self._core, prompt_token_ids(prompt, self.tokenizer), path, salt)
+
+    def load_kv(self, path: str | Path, *, salt: str = "") -> LoadedKV:
+        """Make saved KV adoptable by later requests of that salt. A file that does not fit this run is a miss:
+
+        num_tokens is 0, reason says why, nothing has changed. Raises RequestError where the manager caches no prefixes.
+        """
+        with self._turn():
+            self._check_open()
+            return files.load_kv(self._core, path, salt)
 
     def step(self) -> None:
         """Advance every request once and deliver the events to whoever waits for them."""

@@ -63,13 +63,13 @@ def test_goodput_counts_what_kept_its_targets_and_its_deadline():
 def test_counts_and_the_hit_rate():
     outcomes = [
         outcome(0.0, 1.0, 2.0, num_preemptions=3, num_recomputed=9, num_cached=4),
-        outcome(0.0, 1.0, 2.0, num_preemptions=1, num_recomputed=2),
+        outcome(0.0, 1.0, 2.0, num_preemptions=1, num_recomputed=2, num_cached=9),  # its 8 prompt tokens, and one again
         outcome(0.0, None, 0.0, num_output=0, reason="refused"),
         Outcome(request=outcome(0, 0, 0).request, finish_reason="not_sent"),
     ]
     summary = summarize(outcomes, Targets())
     assert (summary.num_preemptions, summary.most_preemptions, summary.num_recomputed_tokens) == (4, 3, 11)
-    assert (summary.num_prompt_tokens, summary.num_cached_tokens, summary.cache_hit_rate) == (16, 4, 0.25)
+    assert (summary.num_prompt_tokens, summary.num_cached_tokens, summary.cache_hit_rate) == (16, 12, 0.75)
     assert summary.reasons == {"length": 2, "refused": 1, "not_sent": 1}
     assert summary.num_requests == 4
 

@@ -1,4 +1,4 @@
-"""Replays on the virtual clock against times added up by hand from the prices of the fake backend, and queueing theory."""
+"""Replays on the virtual clock against times added up by hand from the fake backend's prices, and queueing theory."""
 
 from __future__ import annotations
 

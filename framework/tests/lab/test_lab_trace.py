@@ -112,5 +112,5 @@ def test_files_that_cannot_be_read_or_written(tmp_path: Path):
     with pytest.raises(ConfigError, match="cannot be written: Is a directory"):
         write_trace(tmp_path, ())
     (tmp_path / "latin.jsonl").write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigError, match="cannot be read: .*utf-8"):
+    with pytest.raises(ConfigError, match=r"cannot be read: .*utf-8"):
         read_trace(tmp_path / "latin.jsonl")

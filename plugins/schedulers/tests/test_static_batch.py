@@ -58,6 +58,46 @@ def test_batch_ends_before_the_first_whose_whole_life_finds_no_room() -> None:
     assert next(one for one in batches if not {1, 2} & set(one)) == {3: 10, 4: 1}
 
 
+def test_decodes_come_before_chunks_of_earlier_prompts() -> None:
+    """Six tokens a step: 2 has its prompt behind it in the second step, and decodes ahead of the rest of 1."""
+    jobs = [
+        Job(sequence_id=1, arrival=0, num_prompt=20, max_new=1),
+        Job(sequence_id=2, arrival=0, num_prompt=1, max_new=3),
+    ]
+    place = world(jobs, num_tokens=6)
+    place.jobs[0].num_computed, place.jobs[0].running = 5, True
+    place.jobs[1].num_known, place.jobs[1].num_computed, place.jobs[1].running = 2, 1, True
+    place.order = [1, 2]
+    place.pool.book.tables |= {1: [0, 1], 2: [2]}
+    place.pool.book.sizes |= {1: 5, 2: 1}
+    assert planned(turns_of(place)) == [{2: 1, 1: 5}, {2: 1, 1: 5}, {1: 5}]
+
+
+def test_forked_outputs_join_the_batch_of_their_request_and_hold_up_the_next() -> None:
+    """Two seats: 2 ends at once and leaves its seat to a fork of 1, which is 6; 1 leaves its own to 7; then comes 5."""
+    jobs = [
+        Job(sequence_id=1, arrival=0, num_prompt=6, max_new=3, num_lanes=3),
+        Job(sequence_id=2, arrival=0, num_prompt=2, max_new=1),
+        Job(sequence_id=5, arrival=0, num_prompt=2, max_new=1),
+    ]
+    place = world(jobs, num_seats=2)
+    expected = [{1: 6, 2: 2}, {1: 1, 6: 1}, {1: 1, 6: 1}, {6: 1, 7: 1}, {7: 1}, {7: 1}, {5: 2}]
+    assert planned(turns_of(place)) == expected
+
+
+def test_adopted_tokens_are_not_planned_and_room_is_for_the_whole_life() -> None:
+    place = world([Job(sequence_id=1, arrival=0, num_prompt=20, max_new=4, num_cached=16)], num_tokens=3)
+    turns = turns_of(place)
+    assert planned(turns) == [{1: 3}, {1: 1}, {1: 1}, {1: 1}, {1: 1}]
+    assert len(turns[0].after[1]) == 24 // BLOCK_SIZE
+
+
+def test_outputs_that_wait_let_go_of_their_kv_only_when_none_could_start() -> None:
+    """The pool of 4 blocks holds one life of 16 tokens: two forks share half of it, and the copy finds no room."""
+    place = world([Job(sequence_id=1, arrival=0, num_prompt=8, max_new=8, num_lanes=3)], num_blocks=4)
+    assert [turn.plan.preempted for turn in turns_of(place) if turn.plan.preempted] == [(3,)]
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_room_is_kept_for_the_whole_life_and_nobody_is_preempted(seed: int) -> None:
     for turn in turns_of(busy_world(seed)):

@@ -10,7 +10,7 @@ import torch
 from pluglm.assembly.checked_attention import CheckedAttention
 from pluglm.assembly.hook_calls import HookCaller
 from pluglm.assembly.locating import locate
-from pluglm.assembly.namespace import kv_namespace
+from pluglm.assembly.namespace import KVIdentity
 from pluglm.assembly.resolving import ResolvedRun
 from pluglm.kernel.config import validate
 from pluglm.kernel.core import Budget
@@ -55,27 +55,34 @@ class _Builder:
         try:
             family = self._family(checkpoint, self._config.model.family)
             spec = family.read_spec(checkpoint.config)
+            identity = KVIdentity(self._run, family, spec, checkpoint)
             context = self._context(spec, backend, checkpoint, self._max_model_len(spec))
             slots = ("attention", "kv", "scheduler", "sampler", "grammar", "drafter", "search")
             built = {slot: self._slots[slot].build(context) for slot in slots if slot in self._slots}
             runner = self._runner(backend, family, checkpoint, built, make_linear)
-            namespace = kv_namespace(self._run, spec, checkpoint)
         finally:
             checkpoint.close()
-        return self._parts(context, built, runner, hooks, namespace)
+        return self._parts(context, built, runner, hooks, identity)
 
     def _parts(
-        self, context: BuildContext, built: Mapping[str, Any], runner: ModelRunner, hooks: HookCaller, namespace: bytes
+        self,
+        context: BuildContext,
+        built: Mapping[str, Any],
+        runner: ModelRunner,
+        hooks: HookCaller,
+        identity: KVIdentity,
     ) -> Parts:
         is_policy = self._slots["scheduler"].entry.kind == "scheduling_policy"
         involved = [self._names[slot] for slot in ("backend", "attention", "quantizer") if slot in self._names]
         engine, text_stream = self._config.engine, self._services.text_stream
+        scheduler: Any = built["scheduler"]
         return Parts(
             runner=runner,
             prefix_cache=cast(Any, runner.kv) if isinstance(built["kv"], PrefixCache) else None,
-            namespace=namespace,
-            scheduler=PolicyScheduler(built["scheduler"], engine.when_kv_full) if is_policy else built["scheduler"],
-            policy=built["scheduler"] if is_policy else None,
+            namespace=identity.namespace(),
+            kv_fields=identity.portable_fields,
+            scheduler=cast(Any, PolicyScheduler(scheduler, engine.when_kv_full)) if is_policy else scheduler,
+            policy=scheduler if is_policy else None,
             sampler=built["sampler"],
             drafter=built.get("drafter"),
             grammar=built.get("grammar"),

@@ -13,7 +13,7 @@ from pluglm.backends.rows import TiledRows, whole_rows
 from pluglm.backends.torch_backend import TorchBackend
 from pluglm.kernel.errors import IncompatibleError
 from pluglm.kernel.interfaces.backend import BackendContext
-from pluglm.kernel.interfaces.component import BATCH_INVARIANT, Capabilities, ComponentConfig
+from pluglm.kernel.interfaces.component import BATCH_INVARIANT, LAYER_GROUPS, Capabilities, ComponentConfig
 
 _MAX_DETERMINISTIC_THREADS = 2  # more split an elementwise kernel inside a row; see TiledRows
 
@@ -40,7 +40,7 @@ class CpuBackend(TorchBackend):
 
     @classmethod
     def capabilities(cls, config: Any) -> Capabilities:
-        return Capabilities(provides=frozenset({BATCH_INVARIANT}))
+        return Capabilities(provides=frozenset({BATCH_INVARIANT, LAYER_GROUPS}))
 
     @classmethod
     def unavailable(cls) -> str | None:

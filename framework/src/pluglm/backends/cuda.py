@@ -13,7 +13,7 @@ from pluglm.backends.rows import whole_rows
 from pluglm.backends.torch_backend import TorchBackend
 from pluglm.kernel.errors import PluginError
 from pluglm.kernel.interfaces.backend import BackendContext
-from pluglm.kernel.interfaces.component import DETERMINISTIC, Capabilities, ComponentConfig
+from pluglm.kernel.interfaces.component import DETERMINISTIC, LAYER_GROUPS, Capabilities, ComponentConfig
 
 
 class CudaConfig(ComponentConfig):
@@ -42,7 +42,7 @@ class CudaBackend(TorchBackend):
     @classmethod
     def capabilities(cls, config: Any) -> Capabilities:
         reason = "GPU matrix kernels are chosen by batch shape, so a row's bits depend on its batch"
-        return Capabilities(refuses={DETERMINISTIC: reason})
+        return Capabilities(provides=frozenset({LAYER_GROUPS}), refuses={DETERMINISTIC: reason})
 
     @classmethod
     def unavailable(cls) -> str | None:

@@ -11,11 +11,17 @@ from pydantic import Field
 from pluglm.backends.dtypes import torch_dtype
 from pluglm.backends.fake_model import FakeKVStore, FakeModel, cheap_logits, hashed_logits, prefix_digest
 from pluglm.backends.threads import thread_count
-from pluglm.kernel.core import ModelInput, Segment
+from pluglm.kernel.core import GroupInput, ModelInput
 from pluglm.kernel.interfaces.attention import Attention
 from pluglm.kernel.interfaces.backend import Backend, BackendContext
 from pluglm.kernel.interfaces.checkpoint import Checkpoint
-from pluglm.kernel.interfaces.component import ATTENTION_UNUSED, BATCH_INVARIANT, Capabilities, ComponentConfig
+from pluglm.kernel.interfaces.component import (
+    ATTENTION_UNUSED,
+    BATCH_INVARIANT,
+    LAYER_GROUPS,
+    Capabilities,
+    ComponentConfig,
+)
 from pluglm.kernel.interfaces.kv import KVLayout, KVStore
 from pluglm.kernel.interfaces.model import LinearFactory, Model, ModelSpec
 from pluglm.kernel.interfaces.services import Progress
@@ -47,8 +53,11 @@ class FakeBackend(Backend):
 
     It writes (token id, position) into the KV slots and reads each sequence back through its block table.
 
-    A row's logits are a hash of all it reads, so a stale, shifted or foreign block changes the output. The attention
-    is built but never called, which the tag `attention:unused` declares; the dtype only sizes the KV budget.
+    A row's logits are a hash of all it reads, so a stale, shifted or foreign block changes the output. It reads what
+    the model's layers see, once for each window, in the order of the layers: without windows, all tokens up to its own.
+
+    The attention is built but never called, which the tag `attention:unused` declares; the dtype only sizes the KV
+    budget.
     """
 
     interface_version = 1
@@ -64,7 +73,7 @@ class FakeBackend(Backend):
     @classmethod
     def capabilities(cls, config: Any) -> Capabilities:
         return Capabilities(
-            provides=frozenset({BATCH_INVARIANT, ATTENTION_UNUSED}),
+            provides=frozenset({BATCH_INVARIANT, ATTENTION_UNUSED, LAYER_GROUPS}),
             refuses={"slot:quantizer": "it computes no weights, so there is nothing to quantise"},
         )
 
@@ -104,10 +113,11 @@ class FakeBackend(Backend):
     def execute(self, model: Model, inputs: ModelInput, attention: Attention, kv: KVStore) -> torch.Tensor:
         with thread_count(self._num_threads), torch.inference_mode():
             kv.copy_blocks(inputs.copies)
-            kv.keys(0)[inputs.slots_T, 0, 0] = inputs.token_ids_T
-            kv.values(0)[inputs.slots_T, 0, 0] = inputs.positions_T
+            for part in inputs.groups or (inputs,):
+                kv.keys(_first_layer(part))[part.slots_T, 0, 0] = inputs.token_ids_T
+                kv.values(_first_layer(part))[part.slots_T, 0, 0] = inputs.positions_T
         with thread_count(self._num_threads):  # outside inference mode: callers may write into what they get
-            logits_RV = self._logits(inputs, kv, model.spec.vocab_size)
+            logits_RV = self._logits(inputs, kv, model.spec)
         self._now_s += self.step_seconds(inputs)
         return logits_RV
 
@@ -119,12 +129,14 @@ class FakeBackend(Backend):
         cost += config.row_s * inputs.logit_rows_R.numel() + config.chunk_s * several
         return cost + config.context_s * sum(keys_seen(one.num_context, one.num_query) for one in inputs.segments)
 
-    def _logits(self, inputs: ModelInput, kv: KVStore, vocab_size: int) -> torch.Tensor:
+    def _logits(self, inputs: ModelInput, kv: KVStore, spec: ModelSpec) -> torch.Tensor:
         if self._config.logits == "cheap":
-            slots_R = inputs.slots_T[inputs.logit_rows_R]
-            return cheap_logits(kv.keys(0)[slots_R, 0, 0], kv.values(0)[slots_R, 0, 0], vocab_size)
-        rows = [_row_logits(inputs, row, kv, vocab_size) for row in inputs.logit_rows_R.tolist()]
-        return torch.stack(rows) if rows else torch.empty((0, vocab_size))
+            part = inputs.groups[0] if inputs.groups else inputs
+            slots_R = part.slots_T[inputs.logit_rows_R]
+            return cheap_logits(_pairs(part, slots_R, kv), spec.vocab_size)
+        views = _views(inputs, spec)
+        rows = [_row_logits(views, row, inputs.block_size, kv, spec.vocab_size) for row in inputs.logit_rows_R.tolist()]
+        return torch.stack(rows) if rows else torch.empty((0, spec.vocab_size))
 
 
 def keys_seen(num_context: int, num_query: int) -> int:
@@ -132,13 +144,34 @@ def keys_seen(num_context: int, num_query: int) -> int:
     return num_query * num_context + num_query * (num_query + 1) // 2
 
 
-def _row_logits(inputs: ModelInput, row: int, kv: KVStore, vocab_size: int) -> torch.Tensor:
-    segment = next(s for s in inputs.segments if s.query_start <= row < s.query_start + s.num_query)
-    num_tokens = segment.num_context + row - segment.query_start + 1
-    slots_P = _slots(segment, inputs.block_size)[:num_tokens]
-    pairs_P2 = torch.stack((kv.keys(0)[slots_P, 0, 0], kv.values(0)[slots_P, 0, 0]), dim=1)
-    return hashed_logits(prefix_digest(pairs_P2), vocab_size)
+def _views(inputs: ModelInput, spec: ModelSpec) -> list[tuple[ModelInput | GroupInput, int | None]]:
+    """Each window of the model, in the order of its layers, with the tables that a layer of it reads through."""
+    layer_of = {layer.window: layer.index for layer in reversed(spec.layers)}
+    groups = {layer: group for group in inputs.groups for layer in group.layers}
+    windows = sorted(layer_of, key=lambda window: layer_of[window])
+    return [(groups.get(layer_of[window], inputs), window) for window in windows] or [(inputs, None)]
 
 
-def _slots(segment: Segment, block_size: int) -> torch.Tensor:
-    return (torch.tensor(segment.block_table)[:, None] * block_size + torch.arange(block_size)).flatten()
+def _row_logits(
+    views: list[tuple[ModelInput | GroupInput, int | None]], row: int, block_size: int, kv: KVStore, vocab_size: int
+) -> torch.Tensor:
+    seen = [_pairs(part, _visible_slots(part, row, window, block_size), kv) for part, window in views]
+    return hashed_logits(prefix_digest(torch.cat(seen)), vocab_size)
+
+
+def _visible_slots(part: ModelInput | GroupInput, row: int, window: int | None, block_size: int) -> torch.Tensor:
+    """slots_P of what the row sees, itself included."""
+    segment = next(s for s in part.segments if s.query_start <= row < s.query_start + s.num_query)
+    stop = segment.num_context + row - segment.query_start + 1
+    slots = (torch.tensor(segment.block_table)[:, None] * block_size + torch.arange(block_size)).flatten()
+    return slots[0 if window is None else max(0, stop - window) : stop]
+
+
+def _pairs(part: ModelInput | GroupInput, slots_P: torch.Tensor, kv: KVStore) -> torch.Tensor:
+    """pairs_P2 int64: (token id, position) as stored."""
+    layer = _first_layer(part)
+    return torch.stack((kv.keys(layer)[slots_P, 0, 0], kv.values(layer)[slots_P, 0, 0]), dim=1)
+
+
+def _first_layer(part: ModelInput | GroupInput) -> int:
+    return part.layers[0] if isinstance(part, GroupInput) else 0

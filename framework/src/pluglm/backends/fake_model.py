@@ -38,20 +38,25 @@ class FakeModel:
 class FakeKVStore:
     """Token ids in the place of keys and positions in the place of values: int64 [S, 1, 1].
 
-    One pair serves every layer; a slot that was never written holds -1.
+    One pair serves every layer, or every layer of a group; a slot that was never written holds -1.
     """
 
     def __init__(self, layout: KVLayout) -> None:
         self.layout = layout
+        self._slots_of, first = dict[int, slice](), 0
+        for group in layout.groups:
+            last = first + group.num_blocks * layout.block_size
+            self._slots_of |= dict.fromkeys(group.layers, slice(first, last))
+            first = last
         shape = (layout.num_blocks * layout.block_size, 1, 1)
         self._tokens = torch.full(shape, -1, dtype=torch.int64)
         self._positions = torch.full(shape, -1, dtype=torch.int64)
 
     def keys(self, layer: int) -> torch.Tensor:
-        return self._tokens
+        return self._tokens[self._slots_of[layer]] if self._slots_of else self._tokens
 
     def values(self, layer: int) -> torch.Tensor:
-        return self._positions
+        return self._positions[self._slots_of[layer]] if self._slots_of else self._positions
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         if not copies:
@@ -82,8 +87,11 @@ def hashed_logits(digest: bytes, vocab_size: int) -> torch.Tensor:
     return logits_V
 
 
-def cheap_logits(token_ids_R: torch.Tensor, positions_R: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """logits_RV float32: 1 at id ((48271 * token id + 69621 * position + 1) mod (2^31 - 1)) mod V, 0 elsewhere."""
-    winners_R = (48271 * token_ids_R + 69621 * positions_R + 1) % _CHEAP_MODULUS % vocab_size
+def cheap_logits(pairs_R2: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """logits_RV float32 of pairs_R2 int64, (token id t, position p): 1 for one id, 0 for all others.
+
+    The id is ((48271 t + 69621 p + 1) mod (2^31 - 1)) mod V.
+    """
+    winners_R = (48271 * pairs_R2[:, 0] + 69621 * pairs_R2[:, 1] + 1) % _CHEAP_MODULUS % vocab_size
     logits_RV = torch.zeros((len(winners_R), vocab_size))
     return logits_RV.scatter_(1, winners_R[:, None], 1.0)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import typer
+
 from pluglm.assembly.resolving import resolve
 from pluglm.assembly.run_config import RunConfig
 from pluglm.assembly.strict_yaml import UnreadableYamlError, parse_yaml
+from pluglm.cli import exits
 from pluglm.cli.config_loading import parse_overrides
 from pluglm.cli.output import Output
 from pluglm.cli.simulate_table import summary_table
@@ -58,6 +62,8 @@ def run_simulations(options: SimulateOptions) -> int:
     trace = _trace(options)
     variants = _variants(options)
     target = None if options.output is None else Output(options.output)
+    _require_writable("--fit", options.fit)
+    _require_writable("--plot", options.plot)
     runs: dict[str, Run] = {}
     with warnings_on(sys.stderr, options.debug):
         if options.fit is not None:
@@ -67,7 +73,7 @@ def run_simulations(options: SimulateOptions) -> int:
             with progress_bars(sys.stderr, options.quiet) as progress:
                 runs[label] = simulate(config, trace, step_time, progress=progress)
     _show(options, runs, trace, step_time, target)
-    return 0
+    return _verdict(runs, options.quiet)
 
 
 def _trace(options: SimulateOptions) -> Trace:
@@ -155,6 +161,31 @@ def _record(
         "step_time": None if step_time is None else step_time.model_dump(),
         "runs": {label: run.to_json(targets, options.by) for label, run in runs.items()},
     }
+
+
+def _verdict(runs: Mapping[str, Run], quiet: bool) -> int:
+    """Says why requests failed or were refused, each with the first reason; a failure is a component's."""
+    failed = False
+    for label, run in runs.items():
+        for reason, say in (("refused", _say_note), ("error", exits.say_error)):
+            why = [str(one.error) for one in run.outcomes if one.finish_reason == reason]
+            failed |= bool(why) and reason == "error"
+            if why and not (quiet and reason == "refused"):
+                say(f"{label}: {len(why)} requests ended with '{reason}', the first: {why[0]}")
+    return exits.FAILED if failed else exits.DONE
+
+
+def _say_note(text: str) -> None:
+    typer.echo(f"note: {text}", err=True)
+
+
+def _require_writable(option: str, path: Path | None) -> None:
+    """Raises ConfigError before minutes are spent on what could not be kept."""
+    if path is None:
+        return
+    place = path if path.exists() else path.parent
+    if path.is_dir() or not place.exists() or not os.access(place, os.W_OK):
+        raise ConfigError(f"{option} {path}: cannot be written: no such folder, or not yours to write")
 
 
 def _write(path: Path, text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pluglm.cli.terminal import new_table
@@ -48,10 +49,10 @@ def summary_table(runs: Mapping[str, Run], targets: Targets, by: str | None) -> 
     row("requests", lambda one: f"{one.num_requests:,}")
     for reason in REASONS:
         if any(reason in one.reasons for one in summaries.values()):
-            row(f"  {reason.replace('_', ' ')}", lambda one, reason=reason: f"{one.reasons.get(reason, 0):,}")  # type: ignore[misc]
+            row(f"  {reason.replace('_', ' ')}", partial(_num_ended, reason))
     for name, times in TIMES.items():
         for percentile in ("p50", "p90", "p99"):
-            row(f"{name}, {percentile}", lambda one, t=times, p=percentile: _ms(getattr(t(one), p)))  # type: ignore[misc]
+            row(f"{name}, {percentile}", partial(_percentile, times, percentile))
     for name, number in NUMBERS.items():
         row(name, number)
     for name, of_run in RUN.items():
@@ -59,6 +60,14 @@ def summary_table(runs: Mapping[str, Run], targets: Targets, by: str | None) -> 
     if by is not None:
         _add_groups(table, runs, targets, by)
     return table
+
+
+def _num_ended(reason: str, summary: Summary) -> str:
+    return f"{summary.reasons.get(reason, 0):,}"
+
+
+def _percentile(times: Callable[[Summary], Times], name: str, summary: Summary) -> str:
+    return _ms(getattr(times(summary), name))
 
 
 def _add_groups(table: Table, runs: Mapping[str, Run], targets: Targets, by: str) -> None:

@@ -86,11 +86,12 @@ def _check_ids(request: Request, parts: Parts, name: str) -> None:
 
 
 def check_ids(ids: tuple[int, ...], parts: Parts, what: str) -> None:
-    """Raises RequestError unless all of them are token ids of the model and the tokenizer."""
+    """Raises RequestError unless the model and the tokenizer know all of them."""
     if wrong := [one for one in ids if isinstance(one, bool) or not isinstance(one, int)]:
         raise RequestError(f"{what} holds {wrong[0]!r}, which is not an integer token id")
-    if outside := [one for one in ids if not 0 <= one < parts.num_ids]:
-        raise RequestError(f"{what} holds token id {outside[0]}, outside 0..{parts.num_ids - 1}")
+    vocab_size = parts.num_ids
+    if outside := [one for one in ids if not 0 <= one < vocab_size]:
+        raise RequestError(f"{what} holds token id {outside[0]}, outside 0..{vocab_size - 1}")
 
 
 def _new_tokens(request: Request, parts: Parts, name: str) -> int:
@@ -117,8 +118,9 @@ def _walk(request: Request, parts: Parts, name: str) -> Walk | None:
         return None
     if search is None:
         raise RequestError(f"{name}: asks for a search and none is configured; add `search: {{use: beam}}`")
-    other = {"temperature": not params.greedy, "stop": params.stop, "grammar": params.grammar is not None}
-    other |= {"logprobs": params.logprobs is not None, "stop_token_ids": params.stop_token_ids}
+    other = {"temperature": not params.greedy, "repetition_penalty": params.repetition_penalty != 1.0}
+    other |= {"grammar": params.grammar is not None, "logprobs": params.logprobs is not None}
+    other |= {key: getattr(params, key) for key in ("stop", "stop_token_ids", "frequency_penalty", "presence_penalty")}
     if wrong := [key for key, is_set in other.items() if is_set]:
         raise RequestError(f"{name}: a search takes no {wrong[0]}; leave it out (temperature must be 0)")
     guard, slot, num_new = parts.guard, parts.names["search"], request.max_new_tokens

@@ -71,13 +71,14 @@ class Sequence:
     num_computed: int = 0  # tokens whose KV is stored and final
     num_sound: int = 0  # those of them that finite logits came after
     num_published: int = 0  # those of them that the prefix cache was offered
+    kv_epoch: int = 0  # resets of the prefix cache before the first of them was computed or adopted
     drafts: list[int] = field(default_factory=list)  # proposed for this step, never committed unverified
     status: Status = Status.WAITING
     holds_kv: bool = False  # has a table in the KV manager; waiting with one is being paused
     offloaded: Any = None  # its KV in host memory while it waits, num_computed tokens of it
     num_preemptions: int = 0
-    num_cached: int = 0  # prompt tokens that were adopted instead of computed, over all admissions
-    num_recomputed: int = 0  # computed tokens that preemption threw away
+    num_cached: int = 0  # prompt tokens that were adopted instead of computed when it first ran
+    num_recomputed: int = 0  # computed tokens that preemption threw away and no cached prefix gave back
     matcher: Matcher | None = None  # grammar state after the committed tokens
     walk: Any = None  # the search that decides how the request goes on, shared by its lanes
     parked: Any = None  # logits_V of the next token, while other lanes of the search still compute theirs
@@ -194,8 +195,9 @@ class Segment:
     """One sequence's rows in a flat batch. Written by the engine, read by backend and attention.
 
     Rows query_start .. query_start + num_query of the batch are positions num_context .. of the sequence.
-    block_table covers num_context + num_query tokens. num_prompt is the request's prompt length, for what depends on
-    it whatever the chunks (dynamic rope scaling); 0 when there is no prompt to speak of.
+    block_table covers num_context + num_query tokens; in a batch with groups, only a GroupInput's segments have one.
+    num_prompt is the request's prompt length, for what depends on it whatever the chunks (dynamic rope scaling); 0 when
+    there is no prompt to speak of.
     """
 
     sequence_id: int
@@ -216,10 +218,24 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupInput:
+    """Where one group of layers stores and finds its keys. Written by the engine, read by the backend.
+
+    segments: those of the batch with the group's tables, as if each sequence began behind the tokens that the group
+    gave back: positions count from there. slots_T: int64 [T], of the group.
+    """
+
+    layers: tuple[int, ...]
+    segments: tuple[Segment, ...]
+    slots_T: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInput:
     """A flat batch of T tokens of several sequences. Written by the engine, read by backend, model and attention.
 
     token_ids_T, positions_T, slots_T: int64 [T]; slots_T says where each token's key and value are stored.
+    groups: of a KV layout with groups, in its order; slots_T is then empty, and so are the tables of the segments.
     logit_rows_R: int64 [R], the rows whose logits are needed.
     copies: (source block, target block) pairs that the backend copies before anything else (copy on write).
     """
@@ -231,6 +247,7 @@ class ModelInput:
     segments: tuple[Segment, ...]
     block_size: int
     copies: BlockCopies = ()
+    groups: tuple[GroupInput, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ def metrics_of(lanes: Collection[Sequence], now_s: float) -> RequestMetrics:
     request = next(iter(lanes)).request
     return RequestMetrics(
         num_prompt_tokens=len(request.prompt_token_ids),
-        num_output_tokens=sum(one.num_output for one in lanes),
+        num_output_tokens=sum(one.num_output for one in lanes if one.walk is None),  # nobody saw those of a search
         arrival_s=request.arrival_s,
         first_token_s=min((one.first_token_s for one in lanes if one.first_token_s is not None), default=None),
         finished_s=now_s,

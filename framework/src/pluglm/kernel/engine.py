@@ -14,7 +14,7 @@ from pluglm.kernel import admission, drafting
 from pluglm.kernel.core import Chunk, Event, FinishReason, Request, Sequence, Status
 from pluglm.kernel.drawing import Drawer, Drawn, Window, follow
 from pluglm.kernel.ending import ending, metrics_of
-from pluglm.kernel.errors import ComponentFailure, RequestError
+from pluglm.kernel.errors import ComponentFailure, RequestError, describe
 from pluglm.kernel.interfaces.drafter import Drafter
 from pluglm.kernel.interfaces.kv import KVManager
 from pluglm.kernel.interfaces.services import TextStream
@@ -160,6 +160,7 @@ class EngineCore:
     def _execute(self, step: Step) -> torch.Tensor | None:
         """Run the planned tokens; logits of every row from each sequence's last known token on."""
         if not step.items:
+            self._copy_alone(step)
             return None
         num_rows = [max(0, sequence.drafts_within(count) + 1) for sequence, count in step.items]
         chunks = [Chunk(s.sequence_id, s.pending(count), s.num_computed, s.num_prompt) for s, count in step.items]
@@ -169,8 +170,8 @@ class EngineCore:
             if step.restores:  # after the copies, which may read what a restored sequence was given
                 runner.store.copy_blocks(copies)
                 copies = ()
-                for blocks, saved in step.restores:
-                    write_blocks(runner.store, blocks, saved)
+                for tables, saved in step.restores:
+                    write_blocks(runner.store, tables, saved)
             logits_RV = runner.run(runner.make_input(chunks, num_rows=num_rows, copies=copies))
             got = [*getattr(logits_RV, "shape", ()), getattr(logits_RV, "dtype", type(logits_RV).__name__)]
             asked = [sum(num_rows), runner.spec.vocab_size, torch.float32]
@@ -180,13 +181,18 @@ class EngineCore:
 
         return self.attempt("backend", [sequence for sequence, _ in step.items], run)
 
+    def _copy_alone(self, step: Step) -> None:
+        """The plan's copies when it computes nothing: whoever was extended, and then lost its turn, reads them later."""
+        if step.copies:
+            self.attempt("backend", self.roster.live(), partial(self.parts.runner.store.copy_blocks, step.copies))
+
     def _sample(self, step: Step, logits_RV: torch.Tensor | None) -> list[tuple[Window, Drawn]]:
         """Draws for every window; the rows of lanes under a search are put aside for it."""
         windows = step.windows
         if logits_RV is None or not windows:
             return []
-        if self.parts.search is not None:
-            rows = logits_RV.split([len(window.drafts) + 1 for window in windows])
+        if any(window.sequence.walk is not None for window in windows):
+            rows = torch.split(logits_RV, [len(window.drafts) + 1 for window in windows])
             pairs = list(zip(windows, rows, strict=True))
             step.searched = {window.sequence: row[0] for window, row in pairs if window.sequence.walk is not None}
             windows = [window for window in windows if window.sequence.walk is None]
@@ -210,7 +216,8 @@ class EngineCore:
             sequence.num_drafted += len(window.drafts)
             sequence.drafts = []
             self._fork_lanes(sequence)
-            self._emit(sequence, result)
+            if sequence.status is Status.RUNNING:  # forking may have failed it
+                self._emit(sequence, result)
             if sequence.status is Status.RUNNING:
                 going_on.append((sequence, result))
         self._park(step)
@@ -234,13 +241,16 @@ class EngineCore:
         if request.params.n == 1 or parent.lane or parent.output_token_ids:
             return
         lanes = range(1, request.params.n)
-        make = partial(admission.new_lane, request, parts=self.parts, roster=self.roster)
-        children = self.attempt("grammar" if parent.matcher else "kv", [parent], lambda: [make(one) for one in lanes])
-        if children is None or not self.memory.fork(parent, children, parent.num_prompt - 1):
+        try:  # not an attempt: compiling a grammar for each lane is a guarded call of its own
+            children = [admission.new_lane(request, one, self.parts, self.roster) for one in lanes]
+        except (ComponentFailure, RequestError) as failure:
+            self.finish(parent, "error", error=describe(failure))
+            return
+        if not self.memory.fork(parent, children, parent.num_prompt - 1):
             return
         for child in children:
             child.num_computed = child.num_sound = child.num_published = parent.num_prompt - 1
-            child.holds_kv = True
+            child.holds_kv, child.kv_epoch = True, parent.kv_epoch
             self._streams[child.sequence_id] = self.parts.text_stream(request.params)
             self.roster.add(child)
 
@@ -263,6 +273,8 @@ class EngineCore:
             reason, stop = ending(sequence, token, delta.stopped, terminated, self.parts.eos_token_ids)
             if reason is not None:
                 break
+        # a stop inside accepted drafts leaves KV behind it that belongs to no text
+        sequence.num_computed = sequence.num_sound = min(sequence.num_computed, len(sequence.token_ids))
         sequence.first_token_s = now if sequence.first_token_s is None else sequence.first_token_s
         sequence.num_accepted += min(result.num_accepted, taken)
         tokens, logprobs = tuple(result.token_ids[:taken]), tuple(result.logprobs[:taken])

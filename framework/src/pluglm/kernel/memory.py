@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
-from pluglm.kernel.core import CacheKey, Sequence
+from pluglm.kernel.core import CacheKey, Sequence, StepView
 from pluglm.kernel.errors import ComponentFailure
 from pluglm.kernel.guard import Watched
-from pluglm.kernel.interfaces.kv import KVTransaction
+from pluglm.kernel.interfaces.kv import GroupTable, KVTransaction
 
 if TYPE_CHECKING:
     from pluglm.kernel.parts import Parts
@@ -37,6 +37,7 @@ class StepKV:
     def __init__(self, transaction: Any, name: str) -> None:
         self._transaction, self._name = transaction, name
         self.adopted: dict[int, int] = {}
+        self._computed: dict[int, int] | None = None
         self.extend, self.trim, self.fork = transaction.extend, transaction.trim, transaction.fork
         self.free_blocks, self.commit = transaction.free_blocks, transaction.commit
 
@@ -46,7 +47,17 @@ class StepKV:
         if not isinstance(num_adopted, int) or not 0 <= num_adopted <= limit:
             raise ComponentFailure(self._name, f"acquire returned {num_adopted!r}, 0 to {limit} tokens may be adopted")
         self.adopted[sequence_id] = num_adopted
+        if self._computed is not None:
+            self._transaction.advance(sequence_id, num_adopted or self._computed.get(sequence_id, 0))
         return num_adopted
+
+    def advance(self, view: StepView) -> None:
+        """Tell a manager with groups of layers how far every sequence is, also those that are yet to be acquired."""
+        views = (*view.running, *view.waiting)
+        self._computed = {one.sequence_id: one.num_computed for one in views}
+        for one in views:
+            if one.holds_kv:
+                self._transaction.advance(one.sequence_id, one.num_computed)
 
     def release(self, sequence_id: int) -> None:
         self._transaction.release(sequence_id)
@@ -59,9 +70,10 @@ class Memory:
     def __init__(self, parts: Parts, attempt: Attempt) -> None:
         self.kv = parts.runner.kv
         self.held_back: list[int] = []  # ended sequences that still hold blocks
+        self.cache_epoch = 0  # resets of the prefix cache
         self._parts, self._attempt = parts, attempt
         self._cache = parts.prefix_cache
-        self._block_size = self.kv.layout.block_size
+        self._block_size, self._groups = self.kv.layout.block_size, self.kv.layout.groups
         self._host_bytes_left = parts.limits.offload_bytes
 
     def change(self, slot: str, touched: Iterable[Sequence], change: Callable[[Any], ResultT]) -> ResultT | None:
@@ -82,14 +94,28 @@ class Memory:
     def held_tokens(self, sequence_id: int) -> int:
         """Tokens that a sequence's committed KV has room for."""
         try:
-            return len(self.kv.block_table(sequence_id)) * self._block_size
+            tables = self._group_tables(sequence_id)
         except KeyError:
             return 0
+        return min(one.num_dropped + len(one.blocks) * self._block_size for one in tables)
+
+    def layer_tables(self, sequence_id: int) -> tuple[GroupTable, ...]:
+        """A sequence's committed table for each layer of the model."""
+        tables = self._group_tables(sequence_id)
+        if not self._groups:
+            return tables * len(self._parts.runner.spec.layers)
+        of_layer = {layer: one for group, one in zip(self._groups, tables, strict=True) for layer in group.layers}
+        return tuple(of_layer[layer] for layer in sorted(of_layer))
+
+    def _group_tables(self, sequence_id: int) -> tuple[GroupTable, ...]:
+        manager: Any = self.kv
+        return manager.group_tables(sequence_id) if self._groups else (GroupTable(0, manager.block_table(sequence_id)),)
 
     def fork(self, parent: Sequence, children: list[Sequence], num_tokens: int) -> bool:
         """Children that share the parent's first num_tokens computed tokens; False when that failed the request."""
 
         def fork(kv: Any) -> bool:
+            kv.trim(parent.sequence_id, parent.num_computed)  # room to spare would be shared and written to
             for child in children:
                 kv.fork(parent.sequence_id, child.sequence_id)
                 kv.trim(child.sequence_id, num_tokens)
@@ -119,7 +145,9 @@ class Memory:
         ready = [
             one
             for one in sequences
-            if one.num_sound > one.num_published and (last or one.num_sound // size > one.num_published // size)
+            if one.kv_epoch == self.cache_epoch
+            and one.num_sound > one.num_published
+            and (last or one.num_sound // size > one.num_published // size)
         ]
 
         def publish() -> None:
@@ -131,26 +159,27 @@ class Memory:
             self._attempt("kv", ready, publish)
 
     def reset_cache(self) -> None:
-        """Forget every cached prefix."""
+        """Forget every cached prefix, and those that live sequences have computed so far."""
+        self.cache_epoch += 1
         if (cache := self._cache) is not None:
             self._attempt("kv", (), cache.reset)
 
-    def offload(self, sequence: Sequence, blocks: tuple[int, ...]) -> bool:
+    def offload(self, sequence: Sequence, tables: tuple[GroupTable, ...]) -> bool:
         """Copy released blocks to host memory before anything writes to them; False when there is no room for it."""
-        store, layers = self._parts.runner.store, len(self._parts.runner.spec.layers)
-        saved = self._attempt("backend", (), partial(read_blocks, store, layers, blocks))
-        num_bytes = 0 if saved is None else sum(one.nbytes for one in saved)
+        read = partial(read_blocks, self._parts.runner.store, tables, sequence.num_computed)
+        saved = self._attempt("backend", (), read)
+        num_bytes = 0 if saved is None else sum(one.nbytes for one in saved.data)
         if saved is None or num_bytes > self._host_bytes_left:
             return False
         self._host_bytes_left -= num_bytes
         sequence.offloaded = saved
         return True
 
-    def take_offloaded(self, sequence: Sequence) -> list[torch.Tensor] | None:
+    def take_offloaded(self, sequence: Sequence) -> Saved | None:
         """What was copied of it, which the host forgets."""
-        saved: list[torch.Tensor] | None = sequence.offloaded
+        saved: Saved | None = sequence.offloaded
         if saved is not None:
-            self._host_bytes_left += sum(one.nbytes for one in saved)
+            self._host_bytes_left += sum(one.nbytes for one in saved.data)
             sequence.offloaded = None
         return saved
 
@@ -176,25 +205,38 @@ class Memory:
             self.held_back = held  # tried again with the next step
 
 
-@torch.inference_mode()
-def read_blocks(store: Any, num_layers: int, blocks: tuple[int, ...]) -> list[torch.Tensor]:
-    """Keys and values of each layer in turn, [blocks, block_size, K, H], in host memory."""
-    index = torch.tensor(blocks, dtype=torch.int64)
-    return [
-        _by_block(stored, store).index_select(0, index.to(stored.device)).to("cpu")
-        for layer in range(num_layers)
-        for stored in (store.keys(layer), store.values(layer))
-    ]
+class Saved(NamedTuple):
+    """KV in host memory: keys and values of each layer in turn, [blocks, block_size, K, H].
+
+    num_dropped: by layer, the leading tokens that are not among them.
+    """
+
+    num_dropped: tuple[int, ...]
+    data: list[torch.Tensor]
 
 
 @torch.inference_mode()
-def write_blocks(store: Any, blocks: tuple[int, ...], saved: list[torch.Tensor]) -> None:
-    """The inverse of read_blocks, into as many blocks."""
-    index = torch.tensor(blocks, dtype=torch.int64)
-    for number, data in enumerate(saved):
-        stored = (store.values if number % 2 else store.keys)(number // 2)
-        _by_block(stored, store).index_copy_(0, index.to(stored.device), data.to(stored.device))
+def read_blocks(store: Any, tables: tuple[GroupTable, ...], num_tokens: int) -> Saved:
+    """What each layer's table holds of num_tokens; the rest of it is room that nothing was written to."""
+    data: list[torch.Tensor] = []
+    for layer, (num_dropped, blocks) in enumerate(tables):
+        num_blocks = -(-(num_tokens - num_dropped) // store.layout.block_size)
+        index = torch.tensor(blocks[:num_blocks], dtype=torch.int64)
+        stored = (_by_block(one, store) for one in (store.keys(layer), store.values(layer)))
+        data += [one.index_select(0, index.to(one.device)).to("cpu") for one in stored]
+    return Saved(tuple(table.num_dropped for table in tables), data)
+
+
+@torch.inference_mode()
+def write_blocks(store: Any, tables: tuple[GroupTable, ...], saved: Saved) -> None:
+    """The inverse of read_blocks, into tables that may have dropped more since."""
+    for layer, (num_dropped, blocks) in enumerate(tables):
+        num_gone = (num_dropped - saved.num_dropped[layer]) // store.layout.block_size
+        for stored, data in zip((store.keys(layer), store.values(layer)), saved.data[2 * layer :], strict=False):
+            kept = data[num_gone:]
+            index = torch.tensor(blocks[: len(kept)], dtype=torch.int64, device=stored.device)
+            _by_block(stored, store).index_copy_(0, index, kept.to(stored.device))
 
 
 def _by_block(stored: torch.Tensor, store: Any) -> torch.Tensor:
-    return stored.view(store.layout.num_blocks, store.layout.block_size, *stored.shape[1:])
+    return stored.view(-1, store.layout.block_size, *stored.shape[1:])

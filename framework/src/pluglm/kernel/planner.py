@@ -48,8 +48,8 @@ class PolicyScheduler:
     two long prompts can never both be admitted and then wait for each other's blocks.
 
     when_full: what gives when a running sequence finds no block. `shrink`: idle cached blocks, then the policy's
-    victims. `preempt`: the policy's victims, cached blocks only when there are none. `refuse`, `exit`: cached blocks;
-    then the request that found none ends, alone or with all others.
+    victims. `preempt`: the policy's first victim, then cached blocks, to which that one's belong, then further victims.
+    `refuse`, `exit`: cached blocks; then the request that found none ends, alone or with all others.
     """
 
     def __init__(self, policy: SchedulingPolicy, when_full: WhenFull = "shrink") -> None:
@@ -90,6 +90,7 @@ class PolicyScheduler:
         evict = self._when_full != "preempt"
         while not _extend(draft, request, num_tokens, evict):
             if (self._may_preempt or not is_running) and self._make_room(draft, request, "kv"):
+                evict = True  # what a victim gave back is cached as well, or everyone would fall for one block
                 continue
             if not evict:
                 evict = True
@@ -121,6 +122,8 @@ class PolicyScheduler:
 
     def _admit(self, draft: _Draft, request: RequestView) -> bool:
         """False when nothing behind this request may be looked at."""
+        if request.holds_kv and request.sequence_id not in draft.paused:
+            return False  # another one has just taken its KV, and the room left by it
         num_tokens = self._share(draft, request)
         if num_tokens <= 0:
             return True
@@ -130,13 +133,14 @@ class PolicyScheduler:
         num_computed = request.num_computed
         if not request.holds_kv:
             num_computed = draft.kv.acquire(request.sequence_id, request.cache_key) or num_computed
+        num_tokens = min(num_tokens, request.num_known - num_computed + request.num_drafts)
         if not self._find_room(draft, request, max(request.num_known, num_computed + num_tokens)):
             if not request.holds_kv:
                 draft.kv.release(request.sequence_id)
             return self._may_skip(draft, request, "kv")
         draft.paused.pop(request.sequence_id, None)
         draft.seats_left -= 1
-        _take(draft, request, min(num_tokens, request.num_known - num_computed + request.num_drafts))
+        _take(draft, request, num_tokens)
         return True
 
     def _share(self, draft: _Draft, request: RequestView) -> int:

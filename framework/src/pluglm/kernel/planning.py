@@ -11,7 +11,8 @@ import torch
 
 from pluglm.kernel.core import BlockCopies, FinishReason, PlanItem, Sequence, Status, StepPlan, StepView
 from pluglm.kernel.drawing import Window
-from pluglm.kernel.memory import Memory, StepKV
+from pluglm.kernel.interfaces.kv import GroupTable
+from pluglm.kernel.memory import Memory, Saved, StepKV
 from pluglm.kernel.parts import Parts
 from pluglm.kernel.plan_check import refuse_bad_items
 from pluglm.kernel.roster import Roster
@@ -29,7 +30,7 @@ class _Decision:
     copies: BlockCopies
     held: list[int]
     adopted: dict[int, int]
-    offloaded: dict[int, tuple[int, ...]]  # blocks that were released
+    offloaded: dict[int, tuple[GroupTable, ...]]  # by layer, blocks that were released
 
 
 @dataclass(slots=True)
@@ -38,7 +39,7 @@ class Step:
 
     items: list[tuple[Sequence, int]] = field(default_factory=list)
     copies: BlockCopies = ()
-    restores: list[tuple[tuple[int, ...], list[torch.Tensor]]] = field(default_factory=list)
+    restores: list[tuple[tuple[GroupTable, ...], Saved]] = field(default_factory=list)
     searched: dict[Sequence, torch.Tensor] = field(default_factory=dict)  # next-token logits_V of lanes of a search
 
     @property
@@ -95,9 +96,11 @@ class Planning:
     def _decide(self, view: StepView, transaction: Any) -> _Decision:
         """Runs under the guard; the engine's state does not change here."""
         kv: Any = StepKV(transaction, self._parts.names["kv"])
+        if self._memory.kv.layout.groups:
+            kv.advance(view)
         wanted = self._parts.scheduler.plan(view, view.budget, kv)
         plan, reasons = refuse_bad_items(wanted, view, kv, kv.adopted)
-        offloaded = {one: self._memory.kv.block_table(one) for one in plan.offloaded}
+        offloaded = {one: self._memory.layer_tables(one) for one in plan.offloaded}
         copies = kv.commit()
         held = [self._memory.held_tokens(item.sequence_id) for item in plan.items]
         return _Decision(plan=plan, reasons=reasons, copies=copies, held=held, adopted=kv.adopted, offloaded=offloaded)
@@ -119,13 +122,13 @@ class Planning:
             self._start(item, held, decision.adopted.get(item.sequence_id, 0), step)
         return step
 
-    def _preempt(self, sequence: Sequence, keeps_kv: bool, blocks: tuple[int, ...] | None) -> None:
+    def _preempt(self, sequence: Sequence, keeps_kv: bool, tables: tuple[GroupTable, ...] | None) -> None:
         """Back to waiting, with its KV kept, copied to the host, or lost."""
         sequence.drafts = []
         sequence.num_preemptions += 1
         if not keeps_kv:
-            sequence.holds_kv, sequence.num_published, sequence.parked = False, 0, None
-            if blocks is None or not self._memory.offload(sequence, blocks):
+            sequence.holds_kv, sequence.num_published = False, 0
+            if tables is None or not self._memory.offload(sequence, tables):
                 sequence.num_recomputed += sequence.num_computed
                 sequence.num_computed = sequence.num_sound = 0
             self._engine.forget_drafts(sequence)
@@ -136,17 +139,22 @@ class Planning:
         if (sequence := self._roster.run(item.sequence_id)) is not None and num_adopted:
             self._memory.take_offloaded(sequence)
             sequence.num_computed = sequence.num_sound = sequence.num_published = num_adopted
-            sequence.num_cached += num_adopted
+            if sequence.num_preemptions:
+                sequence.num_recomputed -= min(num_adopted, sequence.num_recomputed)
+            else:
+                sequence.num_cached = min(num_adopted, sequence.num_prompt)
         sequence = self._roster.running.get(item.sequence_id)
         if sequence is None:
             return
+        if num_adopted or not sequence.num_computed:
+            sequence.kv_epoch = self._memory.cache_epoch
         needed = sequence.num_computed + item.num_tokens
         if held < needed:
             what = f"planned {needed} tokens of a sequence and extended its KV to {held}"
             self._engine.finish(sequence, "error", error=f"{self._parts.names['scheduler']} {what}")
             return
         if (saved := self._memory.take_offloaded(sequence)) is not None:
-            step.restores.append((self._memory.kv.block_table(item.sequence_id)[: len(saved[0])], saved))
+            step.restores.append((self._memory.layer_tables(item.sequence_id), saved))
         step.items.append((sequence, item.num_tokens))
 
     def _run_out(self, sequence: Sequence, reason: str) -> None:

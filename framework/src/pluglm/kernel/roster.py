@@ -46,7 +46,7 @@ class Roster:
         sequence.status = Status.WAITING
         self.running.pop(sequence.sequence_id, None)
         self.waiting[sequence.sequence_id] = sequence
-        self._waiting_views[sequence.sequence_id] = view_of(sequence, self._probe)
+        self.refresh(sequence)
 
     def run(self, sequence_id: int) -> Sequence | None:
         """Move a waiting sequence to those that run; None when it does not wait."""
@@ -58,15 +58,18 @@ class Roster:
         return sequence
 
     def refresh(self, sequence: Sequence) -> None:
-        """A waiting sequence changed what schedulers see of it."""
-        self._waiting_views[sequence.sequence_id] = view_of(sequence, self._probe)
+        """A waiting sequence changed what schedulers see of it: nothing, with no KV to lose and none to compute."""
+        if sequence.parked is None or sequence.holds_kv:
+            self._waiting_views[sequence.sequence_id] = view_of(sequence, self._probe)
+        else:
+            self._waiting_views.pop(sequence.sequence_id, None)
 
     def end(self, sequence: Sequence) -> Lanes:
         """Take it out; returns its request's lanes, without any live one when the request is over."""
         sequence.status = Status.FINISHED
         self.running.pop(sequence.sequence_id, None)
-        if self.waiting.pop(sequence.sequence_id, None) is not None:
-            del self._waiting_views[sequence.sequence_id]
+        self.waiting.pop(sequence.sequence_id, None)
+        self._waiting_views.pop(sequence.sequence_id, None)
         request_id = sequence.request.request_id
         lanes = self.requests[request_id]
         lanes.live.remove(sequence)
@@ -92,7 +95,8 @@ class Roster:
 
     def queued(self) -> Iterable[Request]:
         """Requests that have never run."""
-        return (one.request for one in self.waiting.values() if not one.num_computed and not one.num_preemptions)
+        fresh = (one for one in self.waiting.values() if not one.num_computed and not one.num_preemptions)
+        return (one.request for one in fresh if not one.lane and not one.num_output)
 
 
 def _arrival(view: RequestView) -> tuple[float, int]:

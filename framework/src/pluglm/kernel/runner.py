@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import torch
 
-from pluglm.kernel.core import BlockCopies, Chunk, ModelInput, Segment
+from pluglm.kernel.core import BlockCopies, Chunk, GroupInput, ModelInput, Segment
 from pluglm.kernel.interfaces.backend import Backend
-from pluglm.kernel.interfaces.kv import KVManager, KVStore
+from pluglm.kernel.interfaces.kv import GroupTable, KVGroup, KVManager, KVStore, LayerGroups
 from pluglm.kernel.interfaces.model import Model, ModelSpec
 
 
@@ -24,7 +25,7 @@ class ModelRunner:
         self, chunks: Sequence[Chunk], num_rows: Sequence[int] | None = None, copies: BlockCopies = ()
     ) -> ModelInput:
         """A flat batch. Logits are asked for the last num_rows[i] tokens of chunk i; by default for the last one."""
-        block_size = self.kv.layout.block_size
+        block_size, has_groups = self.kv.layout.block_size, bool(self.kv.layout.groups)
         segments: list[Segment] = []
         tokens: list[int] = []
         rows: list[int] = []
@@ -34,24 +35,51 @@ class ModelRunner:
                 query_start=len(tokens),
                 num_query=len(chunk.token_ids),
                 num_context=chunk.num_computed,
-                block_table=self.kv.block_table(chunk.sequence_id),
+                block_table=() if has_groups else self.kv.block_table(chunk.sequence_id),
                 num_prompt=chunk.num_prompt,
             )
             segments.append(segment)
             tokens.extend(chunk.token_ids)
             rows.extend(range(len(tokens) - (1 if num_rows is None else num_rows[index]), len(tokens)))
         positions = [p for one in segments for p in range(one.num_context, one.num_keys)]
-        slots = [slot for one in segments for slot in one.slots(block_size, one.num_context)]
+        slots_T = torch.empty(0, dtype=torch.int64) if has_groups else _slots(segments, block_size)
         return ModelInput(
             token_ids_T=torch.tensor(tokens, dtype=torch.int64),
             positions_T=torch.tensor(positions, dtype=torch.int64),
-            slots_T=torch.tensor(slots, dtype=torch.int64),
+            slots_T=slots_T,
             logit_rows_R=torch.tensor(rows, dtype=torch.int64),
             segments=tuple(segments),
             block_size=block_size,
             copies=copies,
+            groups=self._groups(segments) if has_groups else (),
         )
+
+    def _groups(self, segments: Sequence[Segment]) -> tuple[GroupInput, ...]:
+        layout, manager = self.kv.layout, cast(LayerGroups, self.kv)
+        tables = [manager.group_tables(one.sequence_id) for one in segments]
+        inputs = []
+        for index, group in enumerate(layout.groups):
+            own = [_behind(one, group, table[index]) for one, table in zip(segments, tables, strict=True)]
+            inputs.append(GroupInput(layers=group.layers, segments=tuple(own), slots_T=_slots(own, layout.block_size)))
+        return tuple(inputs)
 
     def run(self, inputs: ModelInput) -> torch.Tensor:
         """logits_RV float32 of inputs.logit_rows_R; the KV of every row is stored."""
         return self.backend.execute(self.model, inputs, self.attention, self.store)
+
+
+def _slots(segments: Sequence[Segment], block_size: int) -> torch.Tensor:
+    """slots_T of the new tokens."""
+    slots = [slot for one in segments for slot in one.slots(block_size, one.num_context)]
+    return torch.tensor(slots, dtype=torch.int64)
+
+
+def _behind(segment: Segment, group: KVGroup, table: GroupTable) -> Segment:
+    """The segment as a group sees it that gave back leading tokens."""
+    num_context = segment.num_context - table.num_dropped
+    if table.num_dropped and (group.window is None or num_context < group.window - 1):
+        raise ValueError(
+            f"KV sequence {segment.sequence_id} gave back its first {table.num_dropped} tokens, "
+            f"position {segment.num_context} of a layer with a window of {group.window} sees some of them"
+        )
+    return replace(segment, num_context=num_context, block_table=table.blocks)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 from functools import partial
+from operator import index
 from typing import Protocol
 
 import torch
 
-from pluglm.kernel.core import Event, Sequence
+from pluglm.kernel.core import Event, FinishReason, Sequence
 from pluglm.kernel.drawing import NEG_INF
 from pluglm.kernel.ending import metrics_of
 from pluglm.kernel.errors import ComponentFailure
@@ -26,7 +27,8 @@ MAX_LANES = 1024  # of one request; each is a sequence with KV of its own
 class Closing(Protocol):
     """What searching needs of the engine."""
 
-    attempt: Attempt
+    @property
+    def attempt(self) -> Attempt: ...
 
     def close_lane(self, sequence: Sequence) -> None: ...
 
@@ -59,25 +61,40 @@ class Searching:
         if not branches:
             self._end(walk, lanes)
             return
-        children = {one.sequence_id: [b.token_id for b in branches if b.lane == i] for i, one in enumerate(lanes)}
-        for lane in lanes:
-            if not self._branch(lane, children[lane.sequence_id]):
+        record, grown = self._roster.requests[lanes[0].request.request_id], list[list[Sequence]]()
+        for number, lane in enumerate(lanes):
+            children = self._branch(lane, [one.token_id for one in branches if one.lane == number])
+            if children is None:
                 return
+            grown.append(children)
+        record.live[:] = [grown[one.lane].pop(0) for one in branches]  # the rows of the next call
 
     def _ask(self, walk: Walk, lanes: list[Sequence]) -> list[Branch]:
         logits_LV = torch.stack([one.parked for one in lanes]).float()
         logits_LV[:, self._parts.tokenizer.vocab_size :] = NEG_INF
-        branches = list(walk.advance(torch.log_softmax(logits_LV, dim=-1)))
+        answer = walk.advance(torch.log_softmax(logits_LV, dim=-1))
+        branches = [Branch(index(one.lane), index(one.token_id)) for one in answer]
         for one in branches:
             if not 0 <= one.lane < len(lanes) or not 0 <= one.token_id < self._parts.num_ids:
-                raise ComponentFailure(self._parts.names["search"], f"returned {one}, of {len(lanes)} lanes")
+                raise self._failure(f"returned {one}, of {len(lanes)} lanes and {self._parts.num_ids} token ids")
         if len(branches) > MAX_LANES:
-            name = self._parts.names["search"]
-            raise ComponentFailure(name, f"returned {len(branches)} lanes, a request may have {MAX_LANES}")
+            raise self._failure(f"returned {len(branches)} lanes, a request may have {MAX_LANES}")
+        most = lanes[0].request.max_new_tokens
+        if branches and lanes[0].num_output + 1 >= most:
+            raise self._failure(f"goes on after {most} tokens, of which the request may have no more")
         return branches
 
-    def _branch(self, lane: Sequence, token_ids: list[int]) -> bool:
-        """The lane goes on with the first token and is copied for the others; False when the request failed."""
+    def _failure(self, what: str) -> ComponentFailure:
+        return ComponentFailure(self._parts.names["search"], what)
+
+    def _branch(self, lane: Sequence, token_ids: list[int]) -> list[Sequence] | None:
+        """The lane goes on with the first token and is copied for the others; None when that failed the request.
+
+        A lane that lost its KV while it was parked is computed again, as are its copies.
+        """
+        if not token_ids:
+            self._engine.close_lane(lane)
+            return []
         copies = [
             replace(
                 lane,
@@ -91,18 +108,15 @@ class Searching:
             )
             for token in token_ids[1:]
         ]
-        if copies and not self._memory.fork(lane, copies, lane.num_computed):
-            return False
+        if copies and lane.holds_kv and not self._memory.fork(lane, copies, lane.num_computed):
+            return None
         for copy in copies:
             self._roster.add(copy)
-        if not token_ids:
-            self._engine.close_lane(lane)
-            return True
         lane.parked = None
         lane.token_ids.append(token_ids[0])
         lane.output_token_ids.append(token_ids[0])
         self._roster.refresh(lane)
-        return True
+        return [lane, *copies]
 
     def _end(self, walk: Walk, lanes: list[Sequence]) -> None:
         """The results are the request's outputs."""
@@ -119,7 +133,7 @@ class Searching:
             is_last = number == len(results) - 1
             stream = self._parts.text_stream(first.request.params)
             text = "".join(stream.push(token).text for token in one.token_ids) + stream.finish()
-            reason = "stop" if one.stopped else "length"
+            reason: FinishReason = "stop" if one.stopped else "length"
             event = Event(
                 request_id=first.request.request_id,
                 lane=number,
@@ -133,11 +147,14 @@ class Searching:
             self._engine.emit(event)
 
     def _checked(self, walk: Walk, first: Sequence) -> list[Hypothesis]:
-        results, request = list(walk.results()), first.request
-        if len(results) != request.params.n:
-            name = self._parts.names["search"]
-            raise ComponentFailure(name, f"returned {len(results)} results where {request.params.n} were asked")
+        """The results, or ComponentFailure when they are not what the request may get."""
+        results = [replace(one, token_ids=tuple(map(index, one.token_ids))) for one in walk.results()]
+        params, most = first.request.params, first.request.max_new_tokens
+        if len(results) != params.n:
+            raise self._failure(f"returned {len(results)} results where {params.n} were asked")
         for one in results:
-            if not one.token_ids or not all(0 <= token < self._parts.num_ids for token in one.token_ids):
-                raise ComponentFailure(self._parts.names["search"], f"returned {one}, which no text can be made of")
+            if not 0 < len(one.token_ids) <= most:
+                raise self._failure(f"returned a result of {len(one.token_ids)} tokens, 1 to {most} are allowed")
+            if wrong := [token for token in one.token_ids if not 0 <= token < self._parts.num_ids]:
+                raise self._failure(f"returned token id {wrong[0]}, outside 0..{self._parts.num_ids - 1}")
         return results

@@ -72,7 +72,8 @@ class BlockCache:
                 if (start := self.entries.get(block)) is not None:
                     self.remove(start)
                 if entry is None:
-                    entry = self._insert(self.make_entry(block, state.entry, number * size, size), state, tokens)
+                    entry = self.make_entry(block, state.entry, number * size, size, start)
+                    self._insert(entry, state, tokens)
                 else:
                     blocks[number] = self._swap(block, entry)
             entry.used_at = self.now
@@ -89,8 +90,10 @@ class BlockCache:
         is_whole = known is not None and known.num_tokens == self._block_size
         return not is_whole and (entry is None or block not in self._books.shares)
 
-    def make_entry(self, block: int, parent: CacheEntry | None, num_before: int, num_tokens: int) -> CacheEntry:
-        """Not inserted yet."""
+    def make_entry(
+        self, block: int, parent: CacheEntry | None, num_before: int, num_tokens: int, start: CacheEntry | None
+    ) -> CacheEntry:
+        """Not inserted yet. start: the entry that knew the beginning of the same block; its hits count on."""
         return CacheEntry(
             block=block,
             parent=parent,
@@ -99,9 +102,10 @@ class BlockCache:
             cached_at=self.now,
             used_at=self.now,
             idle_since=self.now,
+            num_hits=0 if start is None else start.num_hits,
         )
 
-    def _insert(self, entry: CacheEntry, state: Published, tokens: tuple[int, ...]) -> CacheEntry:
+    def _insert(self, entry: CacheEntry, state: Published, tokens: tuple[int, ...]) -> None:
         useless = self.index.add(state.namespace, entry.parent, tokens, entry)
         self.entries[entry.block] = entry
         if entry.parent is not None:
@@ -110,7 +114,6 @@ class BlockCache:
         if useless is not None and useless.block in self._books.cached:
             self.remove(useless)
             self._books.free.append(useless.block)
-        return entry
 
     def _swap(self, block: int, entry: CacheEntry) -> int:
         """One table's block for the entry's, which has the same content."""
@@ -150,7 +153,8 @@ class BlockCache:
         if self.index.find(state.namespace, entry.parent, tokens) is not None:
             self._books.free.append(entry.block)
         else:
-            self.set_idle(self._insert(entry, state, tokens), True)
+            self._insert(entry, state, tokens)
+            self.set_idle(entry, True)
 
     def adopted(self, sequence_id: int, key: CacheKey, entries: Sequence[CacheEntry], num_tokens: int) -> None:
         """A sequence began with these: the whole ones count as published by it."""

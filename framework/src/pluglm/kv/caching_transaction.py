@@ -124,19 +124,22 @@ class CachingTransaction(BlockTransaction):
         block = table.blocks[number]
         if block != self._books.tables[sequence_id].blocks[number]:
             return  # a copy that was never filled
-        if self._num_holders(block) == 1 and self._entry(block) is None:
-            entry = self._cache.make_entry(block, state.entry, number * size, num_tokens)
-            self._tails[block] = entry, state
-            self._count_lost(state.entry, -1)
+        known = self._entry(block)  # the beginning of it, if that was adopted
+        if self._num_holders(block) > 1 or (known is not None and known.num_tokens >= num_tokens):
+            return
+        if known is not None:
+            self._evict(known)
+        self._tails[block] = self._cache.make_entry(block, state.entry, number * size, num_tokens, known), state
+        self._count_lost(state.entry, -1)
 
-    def _needs_copy(self, block: int, offset: int, num_new: int) -> bool:
+    def _needs_copy(self, block: int, offset: int, num_new: int, evict: bool = True) -> bool:
         """Also where the write would change what the cache knows. Without a block for the copy, it knows it no more."""
-        if super()._needs_copy(block, offset, num_new):
+        if super()._needs_copy(block, offset, num_new, evict):
             return True
         entry = self._entry(block)
         if entry is None or entry.num_tokens <= offset:
             return False
-        if num_new != self.free_blocks():
+        if not evict or num_new != self.free_blocks():
             return True
         self._make_room(num_new)  # evicts everything, so nothing follows the block any more
         self._evict(entry)

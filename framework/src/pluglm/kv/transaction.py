@@ -42,11 +42,11 @@ class BlockTransaction:
         blocks, offset = table.blocks, table.num_tokens % self._block_size
         num_new = -(-num_tokens // self._block_size) - len(blocks)
         if len(blocks) + num_new > self._max_blocks:
-            self._refuse(sequence_id, num_tokens, num_new)
-        is_copied = offset > 0 and self._needs_copy(blocks[-1], offset, num_new)
+            self._refuse(sequence_id, num_tokens, num_new, evict)
+        is_copied = offset > 0 and self._needs_copy(blocks[-1], offset, num_new, evict)
         if num_new or is_copied:
             if num_new + is_copied > self.free_blocks(evict):
-                self._refuse(sequence_id, num_tokens, num_new + is_copied)
+                self._refuse(sequence_id, num_tokens, num_new + is_copied, evict)
             self._make_room(num_new + is_copied)
             kept = (*blocks[:-1], self._take_copy(blocks[-1])) if is_copied else blocks
             blocks = (*kept, *(self._take() for _ in range(num_new)))
@@ -130,13 +130,13 @@ class BlockTransaction:
             raise ValueError(f"KV sequence {sequence_id} has a table already")
         self._tables[sequence_id] = table
 
-    def _refuse(self, sequence_id: int, num_tokens: int, needed: int) -> None:
+    def _refuse(self, sequence_id: int, num_tokens: int, needed: int, evict: bool) -> None:
         raise KVExhausted(
             f"KV sequence {sequence_id}: {num_tokens} tokens need {needed} more blocks of {self._block_size}; "
-            f"{self.free_blocks()} are free, one sequence may hold {self._max_blocks}"
+            f"{self.free_blocks(evict)} are free, one sequence may hold {self._max_blocks}"
         )
 
-    def _needs_copy(self, block: int, offset: int, num_new: int) -> bool:
+    def _needs_copy(self, block: int, offset: int, num_new: int, evict: bool = True) -> bool:
         """Whether a write at `offset` of the block, beside num_new new blocks, must go to a copy of it."""
         return self._num_holders(block) > 1
 

@@ -74,7 +74,7 @@ class Amount(Strict):
             return generator.uniform(self.uniform.min, self.uniform.max, count)
         if self.lognormal is not None:
             drawn = generator.lognormal(np.log(self.lognormal.median), self.lognormal.sigma, count)
-            return np.clip(drawn, self.lognormal.min, self.lognormal.max)
+            return np.asarray(np.clip(drawn, self.lognormal.min, self.lognormal.max))
         if self.exponential is not None:
             return generator.exponential(self.exponential, count)
         if self.values is not None:
@@ -95,9 +95,12 @@ class Lengths(Amount):
 
     def draw(self, generator: np.random.Generator, count: int) -> np.ndarray:
         """int64 [count]."""
+        drawn: np.ndarray
         if self.uniform is not None:
-            return generator.integers(int(self.uniform.min), int(self.uniform.max), count, endpoint=True)
-        return np.maximum(np.rint(super().draw(generator, count)), 1).astype(np.int64)
+            drawn = generator.integers(int(self.uniform.min), int(self.uniform.max), count, endpoint=True)
+        else:
+            drawn = np.maximum(np.rint(super().draw(generator, count)), 1).astype(np.int64)
+        return drawn
 
 
 def require_one(model: BaseModel) -> None:

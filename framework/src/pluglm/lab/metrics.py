@@ -57,7 +57,8 @@ class Summary:
     """The numbers of one replay. Rates are per second of `seconds`, from the first arrival to the last end.
 
     reasons: how many requests ended in each way. ttft, tpot, total: of completed requests. cache_hit_rate: the share of
-    all admitted requests' prompt tokens that were adopted instead of computed.
+    all admitted requests' prompt tokens that were adopted instead of computed; of what a request adopts again after a
+    preemption, no more than its prompt counts.
     """
 
     num_requests: int
@@ -90,8 +91,11 @@ def summarize(outcomes: Sequence[Outcome], targets: Targets, seconds: float | No
     good = [one for one in completed if targets.kept_by(one)]
     admitted = [one for one in outcomes if one.finish_reason not in ("refused", "not_sent")]
     seconds = span_s(outcomes) if seconds is None else seconds
-    counts = Counter(one.finish_reason for one in outcomes)
-    num_prompt, num_cached = sum(one.num_prompt for one in admitted), sum(one.num_cached for one in admitted)
+    counts = Counter(str(one.finish_reason) for one in outcomes)
+    num_prompt, num_cached = (
+        sum(one.num_prompt for one in admitted),
+        sum(min(one.num_cached, one.num_prompt) for one in admitted),
+    )
 
     def rate(count: int) -> float:
         return count / seconds if seconds > 0 else 0.0

@@ -87,7 +87,7 @@ def non_negative_least_squares(matrix_SC: np.ndarray, target_S: np.ndarray) -> n
             break
         free_C[int(gradient_C.argmax())] = True
         x_C = _feasible_solution(scaled_SC, target_S, x_C, free_C)
-    return x_C / scale_C
+    return np.asarray(x_C / scale_C)
 
 
 def _feasible_solution(matrix_SC: np.ndarray, target_S: np.ndarray, x_C: np.ndarray, free_C: np.ndarray) -> np.ndarray:

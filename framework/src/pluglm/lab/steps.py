@@ -76,7 +76,10 @@ class StepLog:
 
 
 def item_work(item: PlanItem, request: RequestView, starts: bool) -> Work:
-    """Of one planned sequence. One that starts may adopt a cached prefix, which is not computed."""
+    """Of one planned sequence. One that starts may adopt a cached prefix, which is not computed.
+
+    The cache is asked after the plan, when an eviction in the same step may have changed the answer; that is rare.
+    """
     computed = request.num_computed
     if starts and not request.holds_kv:
         computed = max(computed, request.cached_prefix())

@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from pluglm.kernel.errors import KVExhausted
-from pluglm.kernel.interfaces.kv import KVManager, KVTransaction
+from pluglm.kernel.interfaces.kv import KVManager, KVTransaction, LayerGroups, PrefixCache
 from pluglm.testing.check import Check, expect, expect_raises, make_check
 from pluglm.testing.common import common_checks
 from pluglm.testing.context import make_context
+from pluglm.testing.kv_groups import group_checks
+from pluglm.testing.kv_prefix import prefix_checks
 from pluglm.testing.kv_sharing import fork_checks
 from pluglm.testing.kv_walk import Walk
 
@@ -20,7 +22,8 @@ Make = Callable[[], KVManager]
 def kv_checks(cls: type[Any], config: Any = None, **context: Any) -> Iterator[Check]:
     """Every check of a KV manager class. context: fields of the BuildContext to use instead of the kit's.
 
-    A sequence must have room for at least 8 tokens, and the pool for four such sequences.
+    A sequence must have room for at least 8 tokens, and the pool for four such sequences. One that reuses prefixes must
+    have 8 blocks or more, all of which one sequence may hold.
     """
     config = cls.Config() if config is None else config
 
@@ -32,6 +35,10 @@ def kv_checks(cls: type[Any], config: Any = None, **context: Any) -> Iterator[Ch
     for function in PLAIN:
         yield make_check(function, make)
     yield from fork_checks(make)
+    if issubclass(cls, PrefixCache):
+        yield from prefix_checks(make)
+    if issubclass(cls, LayerGroups):
+        yield from group_checks(cls, config)
 
 
 def change(manager: KVManager, operation: Callable[[KVTransaction], None]) -> None:
@@ -153,6 +160,22 @@ def rollback_restores_everything(make: Make) -> None:
     start(manager, ids[0], 1)
 
 
+def extension_without_eviction_takes_what_is_free(make: Make) -> None:
+    """`evict` makes no difference where nothing is cached."""
+    manager = make()
+    ids = fill(manager)
+    change(manager, lambda transaction: transaction.release(ids[0]))
+    transaction = manager.transaction()
+    transaction.acquire(10_000)
+    transaction.extend(10_000, 1, False)
+    for evict in (False, True):
+        transaction.acquire(10_001)
+        with expect_raises(KVExhausted, f"for an extension of a full pool with evict={evict}"):
+            transaction.extend(10_001, 1, evict)
+        transaction.release(10_001)
+    transaction.commit()
+
+
 def nothing_is_visible_before_commit(make: Make) -> None:
     manager = make()
     start(manager, 1, 1)
@@ -233,7 +256,8 @@ def classes_sum_to_total(make: Make) -> None:
         walk.step()
         capacity = walk.manager.capacity()
         expect(capacity.total_blocks == walk.manager.layout.num_blocks, "total_blocks of the layout", capacity)
-        expect(capacity.free_blocks + capacity.held_blocks == capacity.total_blocks, "free + held = total", capacity)
+        classes = capacity.free_blocks + capacity.held_blocks + capacity.cached_blocks
+        expect(classes == capacity.total_blocks, "free + held + cached = total", capacity)
 
 
 def held_blocks_are_those_in_tables(make: Make) -> None:
@@ -291,6 +315,7 @@ PLAIN = (
     trim_gives_back_whole_blocks,
     exhaustion_changes_nothing,
     rollback_restores_everything,
+    extension_without_eviction_takes_what_is_free,
     nothing_is_visible_before_commit,
     second_acquire_raises,
     second_release_raises,

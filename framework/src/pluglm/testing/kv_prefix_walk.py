@@ -35,7 +35,8 @@ class Text:
 
 
 def common_length(first: list[int], second: list[int]) -> int:
-    return next((i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second)))
+    differ = (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b)
+    return next(differ, min(len(first), len(second)))
 
 
 @dataclass(slots=True)
@@ -108,17 +109,19 @@ class PrefixWalk:
 
     def known_prefix(self, text: Text) -> int:
         """The longest beginning that any published text of the namespace has too."""
-        return max((common_length(text.token_ids, ids) for name, ids in self.published if name == text.namespace), default=0)
+        texts = [token_ids for namespace, token_ids in self.published if namespace == text.namespace]
+        return max((common_length(text.token_ids, token_ids) for token_ids in texts), default=0)
 
     def _extend(self, transaction: KVTransaction, one: int, num_tokens: int) -> bool:
         text = self.texts[one]
         size = min(text.num_computed + num_tokens, self.slots.manager.max_request_tokens())
-        free = transaction.free_blocks()
+        evict = self.random.random() < 0.8
+        free = transaction.free_blocks(evict)
         try:
-            transaction.extend(one, size)
+            transaction.extend(one, size, evict)
         except KVExhausted:
-            blocks = -(-size // self.slots.manager.layout.block_size)
-            expect(transaction.free_blocks() == free, f"{free} free blocks after a refusal", transaction.free_blocks())
+            blocks, left = -(-size // self.slots.manager.layout.block_size), transaction.free_blocks(evict)
+            expect(left == free, f"{free} free blocks after a refusal", left)
             expect(free <= blocks, f"room for {blocks} blocks when {free} are free or cached", "KVExhausted")
             return False
         text.token_ids += [self.random.randint(0, 2) for _ in range(size - len(text.token_ids))]

@@ -10,28 +10,37 @@ import hashlib
 import secrets
 import struct
 from collections.abc import Callable, Collection, Container
-from functools import partial
 
 from pluglm.kernel.core import CacheKey
 from pluglm.kv.prefix_index import CacheEntry
 
-VERSION = b"pluglm block key 1"
 Digest = Callable[[bytes], bytes]
 
 
-def keyed_digest(secret: bytes, data: bytes) -> bytes:
-    """All 64 bytes of the keyed BLAKE2b of data."""
-    return hashlib.blake2b(data, key=secret).digest()
+def field(tag: bytes, data: bytes) -> bytes:
+    """A tag of one byte, the length in 8 bytes, the data: joined fields can be taken apart in one way only."""
+    return tag + len(data).to_bytes(8, "little") + data
+
+
+VERSION = field(b"V", b"pluglm block key 1")
 
 
 def block_fields(namespace: bytes | None, parent_key: bytes, tokens: tuple[int, ...]) -> bytes:
-    """What a block's key is the hash of: version, namespace (first block) or parent's key, tokens.
+    """What a block's key is the hash of: version, namespace (of a first block) or else the parent's key, tokens."""
+    origin = field(b"P", parent_key) if namespace is None else field(b"N", namespace)
+    return VERSION + origin + field(b"T", struct.pack(f"<{len(tokens)}q", *tokens))
 
-    Each field is a tag, its length in 8 bytes and its bytes, so no two different blocks have the same fields.
-    """
-    origin = (b"P", parent_key) if namespace is None else (b"N", namespace)
-    fields = ((b"V", VERSION), origin, (b"T", struct.pack(f"<{len(tokens)}q", *tokens)))
-    return b"".join(tag + struct.pack("<Q", len(data)) + data for tag, data in fields)
+
+def keyed_digest(secret: bytes) -> Digest:
+    """data -> all 64 bytes of its BLAKE2b under this key."""
+    start = hashlib.blake2b(key=secret)
+
+    def digest(data: bytes) -> bytes:
+        state = start.copy()
+        state.update(data)
+        return state.digest()
+
+    return digest
 
 
 class HashIndex:
@@ -39,7 +48,7 @@ class HashIndex:
 
     def __init__(self, block_size: int, digest: Digest | None = None) -> None:
         self._block_size = block_size
-        self._digest = digest or partial(keyed_digest, secrets.token_bytes(hashlib.blake2b.MAX_KEY_SIZE))
+        self._digest = digest or keyed_digest(secrets.token_bytes(hashlib.blake2b.MAX_KEY_SIZE))
         self._entries: dict[bytes, list[CacheEntry]] = {}
 
     def match(self, key: CacheKey, without: Container[int]) -> tuple[list[CacheEntry], int]:

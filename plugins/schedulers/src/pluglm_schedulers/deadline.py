@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field, model_validator
 
 from pluglm.kernel.interfaces.component import BuildContext, ComponentConfig
-from pluglm.kernel.interfaces.scheduler import Accept, Need, Reject, SchedulingPolicy, Skip, Stop, Victims
+from pluglm.kernel.interfaces.scheduler import Accept, Need, Preemption, Reject, SchedulingPolicy, Skip, Stop, Victims
 from pluglm_schedulers.duration import Seconds
 from pluglm_schedulers.ranks import arrival, behind, is_running
 from pluglm_schedulers.step_shares import StepShares
@@ -103,7 +103,7 @@ class DeadlinePolicy(SchedulingPolicy):
             victims = [other for other in victims if _due(other) > _due(request)]
             if not victims:
                 self._shares.blocked(view, request)
-        mode = "pause" if need == "seat" else "recompute"
+        mode: Preemption = "pause" if need == "seat" else "recompute"
         return Victims(tuple(other.sequence_id for other in victims), mode) if victims else Stop()
 
     def on_event(self, event: Event) -> None:

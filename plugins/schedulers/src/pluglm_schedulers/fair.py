@@ -33,7 +33,7 @@ class FairPolicy(SchedulingPolicy):
     While two tenants both have requests waiting, what they are served differs by at most
     2 * max(input_weight * longest prompt, output_weight * tokens that run at once) (theorem 4.4 of the paper), as long
     as nobody is preempted; computing a preempted request again costs its tenant nothing. Of running requests, decodes
-    come before chunks of prompts, and one prompt takes at most half of the rest while others want some. The next in
+    come before chunks of prompts, and a long prompt takes at most half of the rest while others want some. The next in
     order holds back all behind it. Preemption follows arrival alone, a fixed order, so that two requests never preempt
     each other in turn: a running request that needs KV takes it from later arrivals, those of the most served tenant
     first.

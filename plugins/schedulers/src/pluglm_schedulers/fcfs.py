@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class FcfsConfig(ComponentConfig):
-    """long_prefill_share: part of a step's prompt tokens that one prompt may take while others want some; 1 is all.
+    """long_prefill_share: part of a step's prompt tokens that one of several steps may take while others want some.
 
     skip_blocked: waiting requests without room in the KV that later ones may pass in one step; 0 is none.
-    max_skips: steps in which one request may be passed so; then it holds back all behind it.
+    max_skips: steps in which one request may be passed; then it holds back all behind it.
     """
 
     long_prefill_share: float = Field(default=0.5, gt=0, le=1)
@@ -31,9 +31,9 @@ class FcfsConfig(ComponentConfig):
 class FcfsPolicy(SchedulingPolicy):
     """Requests are served in arrival order, ties by sequence id; decodes before chunks of prompts.
 
-    While other prompts have tokens to compute, one takes at most long_prefill_share of what the decodes of a step leave
-    (and what the others leave over): a prompt gets no tokens only while 1 / long_prefill_share earlier ones take them.
-    The default of a half slows down neither side more than twofold: those behind a long prompt get as much as it does.
+    A prompt that needs more tokens than the decodes of a step leave takes at most long_prefill_share of them, and what
+    other prompts leave over: one gets no tokens only while 1 / long_prefill_share earlier ones take them all. The
+    default of a half slows down neither side more than twofold: those behind a long prompt get as much as it does.
 
     A waiting request without room in the KV holds back all behind it, so a large one never starves. With skip_blocked,
     later arrivals may start ahead of it in at most max_skips steps, as many in each as seats are free. One without a
@@ -47,16 +47,15 @@ class FcfsPolicy(SchedulingPolicy):
     def __init__(self, config: FcfsConfig, context: BuildContext) -> None:
         self._shares = StepShares(config.long_prefill_share)
         self._skip_blocked, self._max_skips = config.skip_blocked, config.max_skips
-        self._step = -1
-        self._skipped: set[int] = set()  # in this step
-        self._num_skips: dict[int, int] = {}  # steps in which a waiting request was skipped
+        self._last: StepView | None = None
+        self._skipped: set[int] = set()  # in the last step
+        self._num_skips: dict[int, int] = {}  # steps in which a waiting request was passed
 
     def admit(self, request: RequestView, num_waiting: int) -> Accept | Reject:
         return Accept()
 
     def order_running(self, view: StepView) -> Iterable[int]:
-        if view.step != self._step:
-            self._step = view.step
+        if self._skip_blocked:
             self._count_skips(view)
         return self._shares.in_turn(view, sorted(view.running, key=arrival))
 
@@ -89,9 +88,16 @@ class FcfsPolicy(SchedulingPolicy):
         return True
 
     def _count_skips(self, view: StepView) -> None:
-        """Of those that still wait; whoever starts is forgotten."""
-        if self._skipped or self._num_skips:
-            counts = {one: self._num_skips.get(one, 0) + 1 for one in self._skipped}
-            waiting = {one.sequence_id for one in view.waiting}
-            self._num_skips = {one: n for one, n in (self._num_skips | counts).items() if one in waiting}
-            self._skipped = set()
+        """One for whoever was skipped while a later arrival left the queue; those that do not wait are forgotten."""
+        last, self._last = self._last, view
+        if last is None or last.step == view.step:
+            return
+        waiting = {one.sequence_id for one in view.waiting}
+        left = max((arrival(one) for one in last.waiting if one.sequence_id not in waiting), default=None)
+        counts = {}
+        for one in view.waiting:
+            count = self._num_skips.get(one.sequence_id, 0)
+            passed = one.sequence_id in self._skipped and left is not None and arrival(one) < left
+            if count or passed:
+                counts[one.sequence_id] = count + passed
+        self._num_skips, self._skipped = counts, set()

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 from pluglm_schedulers.ranks import arrival
 
 if TYPE_CHECKING:
-    from pluglm.kernel.core import Event, RequestView, StepView
+    from pluglm.kernel.core import RequestView, StepView
 
 
 class Overtakes:
-    """How many later arrivals have started while a request waited; one that waits anew starts at none.
+    """How many later arrivals have left the queue while a request waited; one that waits anew starts at none.
 
-    A request counts as overtaken at least as often as any that waits behind it.
+    Whoever left may have started and ended at once, so one that was cancelled counts too. A request counts as overtaken
+    at least as often as any that waits behind it.
     """
 
     def __init__(self) -> None:
         self._waiting: tuple[RequestView, ...] = ()
         self._counts: dict[int, int] = {}
-        self._never_ran: set[str] = set()  # request ids, since the last plan
 
     def count(self, request: RequestView) -> int:
         return self._counts.get(request.sequence_id, 0)
@@ -28,18 +28,11 @@ class Overtakes:
     def planning(self, view: StepView) -> None:
         """Called with the view of every step; again with the same one it changes nothing."""
         here = {one.sequence_id for one in view.waiting}
-        gone = (one for one in self._waiting if one.sequence_id not in here)
-        started = sorted(arrival(one) for one in gone if one.request_id not in self._never_ran)
+        left = sorted(arrival(one) for one in self._waiting if one.sequence_id not in here)
         counts: dict[int, int] = {}
         most = 0
         for one in sorted(view.waiting, key=arrival, reverse=True):
             if (count := self._counts.get(one.sequence_id)) is not None:
-                most = max(most, count + len(started) - bisect_right(started, arrival(one)))
+                most = max(most, count + len(left) - bisect_right(left, arrival(one)))
             counts[one.sequence_id] = most
         self._counts, self._waiting = counts, view.waiting
-        self._never_ran.clear()
-
-    def happened(self, event: Event) -> None:
-        """Waiting requests that end other than by being done have overtaken nobody."""
-        if event.finish_reason not in (None, "stop", "length"):
-            self._never_ran.add(event.request_id)

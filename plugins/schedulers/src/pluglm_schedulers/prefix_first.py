@@ -44,7 +44,7 @@ class PrefixFirstPolicy(SchedulingPolicy):
     `ageing`, it goes before all of them. One that is held back for a prefix that is being computed, which it can adopt
     afterwards, counts as overtaken like any other. The next in order holds back all behind it.
 
-    Running requests go by arrival, decodes before chunks of prompts, and one prompt takes at most half of the rest
+    Running requests go by arrival, decodes before chunks of prompts, and a long one takes at most half of the rest
     while others want some. A running request that needs KV takes it from later arrivals, the latest first; one that
     waits never preempts.
     """
@@ -84,7 +84,7 @@ class PrefixFirstPolicy(SchedulingPolicy):
         return Victims(victims) if victims else Stop()
 
     def on_event(self, event: Event) -> None:
-        self._overtakes.happened(event)
+        """Who was overtaken is read off the views."""
 
     def _by_prefix(self, view: StepView, arrived: list[RequestView]) -> Iterator[int]:
         looked_up = arrived[: self._window]
@@ -96,7 +96,7 @@ class PrefixFirstPolicy(SchedulingPolicy):
             while oldest < len(arrived):
                 first = arrived[oldest]
                 if first.sequence_id not in named:
-                    if not self._may_not_wait(view, first, len(named) - oldest):
+                    if not self._may_not_wait(view, first, 0):
                         break
                     named.add(first.sequence_id)
                     yield first.sequence_id

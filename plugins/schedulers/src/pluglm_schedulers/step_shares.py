@@ -24,7 +24,8 @@ class StepShares:
     A decode, which has one known token to compute, comes before every chunk of a prompt, and no decode's drafts take
     the token of another. Of the tokens that the decodes leave, a prompt may take `prompt_share`, and beyond that what
     those with a claim leave over: so nothing is wasted when it is alone, and they get the rest when it is not. As every
-    prompt may take at least one token, claims hold nobody up for ever.
+    prompt may take at least one token, claims hold nobody up for ever. In turn, only prompts that need more than one
+    step are held to it: to spread those that could be done at once would delay them all.
 
     Those that wait have claims as far as seats are free. One that found no KV has none, nor has anyone behind it, until
     one of those that ran then is gone: it could not start. A cached prefix, unknown here, counts as tokens to compute.
@@ -32,13 +33,14 @@ class StepShares:
 
     def __init__(self, prompt_share: float = 0.5) -> None:
         self._prompt_share = prompt_share
-        self._part = 1  # tokens of this step that a prompt may take whatever others claim
+        self._left = 1  # tokens that the decodes of this step leave
+        self._part = 1  # those of them that a prompt may take whatever others claim
         self._claims: dict[int, int] = {}  # sequence id -> tokens that others claim before it takes more
         self._blocked: tuple[int, int] | None = None  # step and sequence id
         self._holders: frozenset[int] = frozenset()  # those that ran then
 
     def in_turn(self, view: StepView, ranked: Iterable[RequestView]) -> list[int]:
-        """Running ids, decodes first, else as ranked. A prompt leaves tokens to all prompts behind it."""
+        """Running ids, decodes first, else as ranked. A long prompt leaves tokens to all prompts behind it."""
         decodes, prompts = self._split(view, ranked)
         if prompts and self._prompt_share < 1:
             self._claim(prompts, sum(map(_num_pending, self._startable(view, view.waiting))))
@@ -76,17 +78,18 @@ class StepShares:
         prompts: list[RequestView] = []
         for one in ranked:
             (decodes if _is_decode(one) else prompts).append(one)
-        left = view.budget.num_tokens - sum(map(_num_pending, decodes))
-        self._part = max(1, math.ceil(self._prompt_share * left))
+        self._left = view.budget.num_tokens - sum(map(_num_pending, decodes))
+        self._part = max(1, math.ceil(self._prompt_share * self._left))
         self._claims = {}
-        if left < 0:
+        if self._left < 0:
             self._claims = {one.sequence_id: index for index, one in enumerate(reversed(decodes))}
         return decodes, prompts
 
     def _claim(self, prompts: Sequence[RequestView], claim: int) -> None:
         for one in reversed(prompts):
-            self._claims[one.sequence_id] = claim
-            claim += _num_pending(one)
+            if (num_pending := _num_pending(one)) > self._left:
+                self._claims[one.sequence_id] = claim
+            claim += num_pending
 
     def _startable(self, view: StepView, ranked: Iterable[RequestView]) -> list[RequestView]:
         """The first of those that wait, one for each free seat, up to one that cannot have found KV yet."""

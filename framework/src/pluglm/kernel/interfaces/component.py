@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 BATCH_INVARIANT = "numerics:batch_invariant"  # a row's bits depend on its own sequence only
 DETERMINISTIC = "run:deterministic"  # provided by the run when the config asks for it
 ATTENTION_UNUSED = "attention:unused"  # the backend never calls the attention
+LAYER_GROUPS = "kv:layer_groups"  # the backend reads ModelInput.groups and KVLayout.groups
 
 
 class ComponentConfig(BaseModel):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from pluglm.kernel.interfaces.component import Component
 
@@ -14,14 +14,29 @@ if TYPE_CHECKING:
     from pluglm.kernel.core import BlockCopies, CacheKey
 
 KV_VERSION = 2
+DROP_UNIT = 64  # tokens that a group gives back are a multiple of it, so an attention may tile keys by up to as many
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVGroup:
+    """Layers with block tables and a pool of their own. window: of each of these layers, None is all."""
+
+    layers: tuple[int, ...]
+    num_blocks: int
+    window: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVLayout:
-    """num_blocks blocks of block_size tokens. A contiguous manager has one block per sequence."""
+    """num_blocks blocks of block_size tokens. A contiguous manager has one block per sequence.
+
+    groups: of a manager with LayerGroups, each layer in one of them; a group's blocks are numbered behind those of the
+    groups before it, so num_blocks is their sum. Empty: one table serves every layer.
+    """
 
     num_blocks: int
     block_size: int
+    groups: tuple[KVGroup, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,24 +133,74 @@ class PrefixCache(Protocol):
     """
 
     def probe(self, key: CacheKey) -> int:
-        """Tokens that `acquire` would adopt now. No side effects: it is called often and may lead to nothing."""
+        """Tokens that `acquire` would adopt of the committed state; while a transaction evicts, it may adopt fewer.
+
+        No side effects: it is called often and may lead to nothing.
+        """
         ...
 
     def publish(self, sequence_id: int, key: CacheKey) -> None:
         """The first key.limit tokens of key.token_ids are in the sequence's committed table, computed and final.
 
-        Called outside transactions, again with more tokens as they come, and a last time before the release, so that a
-        manager may keep a partly filled block from there on. Published blocks outlive the sequence until evicted.
+        Called outside transactions (RuntimeError inside one), again with more tokens as they come, and a last time
+        before the release, so that a manager may keep a partly filled block from there on. Published blocks outlive
+        the sequence until evicted. The table may come out with other blocks of the same content. ValueError when the
+        table is shorter.
         """
         ...
 
     def reset(self) -> None:
-        """Forget everything cached; blocks still in tables stay there."""
+        """Forget everything cached, outside transactions. Blocks still in tables stay there.
+
+        What a sequence that holds a table now publishes later is ignored: weights may have changed since it began.
+        """
+        ...
+
+
+class GroupTable(NamedTuple):
+    """A sequence's blocks in one group, counted from the group's first block, behind num_dropped leading tokens."""
+
+    num_dropped: int
+    blocks: tuple[int, ...]
+
+
+@runtime_checkable
+class LayerGroups(Protocol):
+    """Optional ability of a KVManager, and there when its layout has groups: layers with a window keep little more.
+
+    `block_table` then has the blocks of all groups in turn, as the layout numbers them, and says nothing of positions.
+    Transactions are GroupTransactions. Such a manager needs the tag `kv:layer_groups`, which a backend provides.
+    """
+
+    def group_tables(self, sequence_id: int) -> tuple[GroupTable, ...]:
+        """Committed tables in the order of layout.groups. KeyError when the sequence holds none.
+
+        num_dropped is a multiple of the block size and of DROP_UNIT, and no query to come sees any of those tokens.
+        """
+        ...
+
+
+class GroupTransaction(KVTransaction, Protocol):
+    """A transaction over several groups: every operation changes all of them or raises and changes none.
+
+    A sequence that was never advanced keeps all its tokens and may be trimmed to any length.
+    """
+
+    def advance(self, sequence_id: int, num_computed: int) -> None:
+        """The first num_computed tokens are stored and no query will come before them: give back what none will see.
+
+        From now on the sequence is advanced before every step and computes at most max_step_tokens in one, so that a
+        group with a window need not have blocks for all of a long prompt at once; `extend` still promises them, and
+        `max_request_tokens` counts on it. ValueError when what such a sequence would see was given back already.
+        """
         ...
 
 
 class KVStore(Protocol):
-    """Holds keys and values by slot (= block * block_size + offset). Made by the backend."""
+    """Holds keys and values by slot (= block * block_size + offset). Made by the backend.
+
+    With groups, num_blocks below is that of the layer's group and blocks are counted within it.
+    """
 
     layout: KVLayout
 
@@ -148,5 +213,8 @@ class KVStore(Protocol):
         ...
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Copy whole blocks (source, target), all layers, as if all sources were read first."""
+        """Copy whole blocks (source, target), all layers, as if all sources were read first.
+
+        With groups, blocks are numbered as in the layout, and a pair is of the layers of its group.
+        """
         ...

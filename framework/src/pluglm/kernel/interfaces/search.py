@@ -37,14 +37,18 @@ class Walk(Protocol):
     """The search of one request. The kernel forks, keeps and drops sequences as it is told."""
 
     def advance(self, logprobs_LV: torch.Tensor) -> Sequence[Branch]:
-        """The lanes to go on with, in order; none ends the search. The first call has one lane, the prompt.
+        """The lanes to go on with, in order: they are the rows of the next call. The first call has one, the prompt.
 
+        None ends the search, at the latest in call number max_tokens.
         logprobs_LV: float32 log-probabilities (nats) of each lane's next token, ids without meaning at -inf.
         """
         ...
 
     def results(self) -> Sequence[Hypothesis]:
-        """Best first, after advance returned no branch."""
+        """num_results of them, best first, of max_tokens each at most. Called once, after advance returned no branch.
+
+        Raises RequestError when so many do not exist.
+        """
         ...
 
 

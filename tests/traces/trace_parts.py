@@ -1,0 +1,239 @@
+"""An engine for one trace, built directly from its parts in well under a millisecond: no config file, thread or text.
+
+The kernel's own classes do all the work; what stands in for the outside world is here. `test_trace_stand_ins.py` holds
+the stand-ins to the real ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from trace_case import Trace
+from trace_choices import component, managers, schedulers
+from trace_model import (
+    EOS,
+    SPEC,
+    VOCAB_SIZE,
+    TraceBackend,
+    TraceModel,
+    TraceSampler,
+    TraceStore,
+    checksum_of,
+    continuation,
+    draw,
+    logits_of,
+    namespace_number,
+)
+
+from pluglm.kernel.core import Budget, Sequence as Lane
+from pluglm.kernel.engine import EngineCore
+from pluglm.kernel.errors import ComponentFailure, RequestError, describe
+from pluglm.kernel.guard import Watched
+from pluglm.kernel.interfaces.component import BuildContext
+from pluglm.kernel.interfaces.drafter import DraftRequest
+from pluglm.kernel.interfaces.kv import PrefixCache
+from pluglm.kernel.interfaces.services import TextDelta
+from pluglm.kernel.parts import Limits, Parts
+from pluglm.kernel.planner import PolicyScheduler
+from pluglm.kernel.runner import ModelRunner
+
+LETTERS = "".join(chr(ord("A") + token) for token in range(VOCAB_SIZE))
+NAMES = {slot: slot for slot in ("backend", "attention", "kv", "scheduler", "sampler", "drafter", "grammar")}
+
+
+class InlineGuard:
+    """A Guard without a thread. settled is the driver's to say."""
+
+    def __init__(self) -> None:
+        self.active, self.settled = "", True
+
+    def call(self, component: str, function: Callable[[], Any]) -> Any:
+        self.active = component
+        try:
+            return function()
+        except (ComponentFailure, RequestError):
+            raise
+        except Exception as error:
+            raise ComponentFailure(self.active, f"raised {describe(error)}") from error
+
+    def wait_settled(self, share: float) -> None:
+        """Nothing to wait for: it takes steps, not seconds."""
+
+    def close(self) -> None:
+        """No thread."""
+
+
+class Recorder:
+    """The hooks: keeps what they are told until `take`."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+
+    def call(self, hook: str, **arguments: Any) -> None:
+        self.calls.append((hook, arguments))
+
+    def take(self) -> list[tuple[str, dict[str, Any]]]:
+        taken, self.calls = self.calls, []
+        return taken
+
+
+class LetterStream:
+    """Text of one letter for each token."""
+
+    def push(self, token_id: int) -> TextDelta:
+        return TextDelta(LETTERS[token_id])
+
+    def finish(self) -> str:
+        return ""
+
+
+class LetterTokenizer:
+    """What the kernel asks of a tokenizer: its size."""
+
+    vocab_size = VOCAB_SIZE
+    eos_token_ids = frozenset({EOS})
+
+
+class ScriptedDrafter:
+    """Proposes what a greedy request would draw, every third token wrong. `known` are the sequences not released."""
+
+    def __init__(self, num_tokens: int, namespace_of: Callable[[int], int]) -> None:
+        self._num_tokens, self._namespace_of = num_tokens, namespace_of
+        self.known: set[int] = set()
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
+        return [self._draft(one) for one in requests]
+
+    def _draft(self, request: DraftRequest) -> list[int]:
+        self.known.add(request.sequence_id)
+        tokens, namespace = request.token_ids, self._namespace_of(request.sequence_id)
+        count = min(self._num_tokens, request.max_tokens, 1 + len(tokens) % 3)
+        right = continuation(tokens, namespace, count)
+        return [(token + 1) % VOCAB_SIZE if (len(tokens) + i) % 3 == 0 else token for i, token in enumerate(right)]
+
+    def observe(self, sequence_id: int, num_accepted: int, token_ids: Sequence[int]) -> None:
+        """Nothing is learnt."""
+
+    def release(self, sequence_id: int) -> None:
+        self.known.discard(sequence_id)
+
+
+@dataclass(slots=True, kw_only=True)
+class Rig:
+    """An engine that a trace can be played on, and what an oracle may know of it from outside.
+
+    advance: moves the clock while nothing is computed. closed_form: the tokens of a lane that runs alone. codes: what
+    the slots of a sequence's first tokens must hold, or None where nothing can be read back.
+    """
+
+    core: EngineCore
+    recorder: Recorder
+    guard: Any
+    advance: Callable[[float], None]
+    closed_form: Callable[..., list[int]]
+    backend: Any
+    letters: str | None = LETTERS
+    eos: frozenset[int] = frozenset({EOS})
+    drafter: ScriptedDrafter | None = None
+    lanes: dict[int, Lane] = field(default_factory=dict)
+
+    @property
+    def kv(self) -> Any:
+        """The manager itself, without what watches its calls."""
+        return getattr(self.core.kv, "_target", self.core.kv)
+
+
+def build_rig(trace: Trace) -> Rig:
+    """A fresh engine for this trace. Raises what the components raise for a config that they refuse."""
+    context = build_context(trace)
+    choice, guard, recorder, backend = schedulers()[trace.policy], InlineGuard(), Recorder(), TraceBackend()
+    kv_class = managers()[trace.kv].cls
+    kv = kv_class(kv_class.Config(**trace.kv_config), context)
+    planner = choice.cls(choice.cls.Config(**trace.policy_config), context)
+    is_policy = choice.kind == "scheduling_policy"
+    watched: Any = Watched(kv, guard, "kv")  # type: ignore[arg-type]  # InlineGuard
+    drafter = ScriptedDrafter(trace.drafts, lambda one: backend.namespace_of(one)) if trace.drafts else None
+    stand_ins: Any = {"tokenizer": LetterTokenizer(), "drafter": drafter, "guard": guard, "sampler": TraceSampler()}
+    model: Any = TraceModel()
+    parts = Parts(
+        runner=ModelRunner(backend, model, None, watched, TraceStore(kv.layout)),  # type: ignore[arg-type]
+        prefix_cache=watched if isinstance(kv, PrefixCache) else None,
+        namespace=b"trace",
+        kv_fields=dict,
+        scheduler=PolicyScheduler(planner, trace.when_kv_full) if is_policy else planner,
+        policy=planner if is_policy else None,
+        grammar=None,
+        search=None,
+        text_stream=lambda params: LetterStream(),
+        eos_token_ids=frozenset({EOS}),
+        hooks=recorder,
+        names={**NAMES, "step": "model"},
+        budget=Budget(num_tokens=trace.num_tokens, num_seats=trace.num_seats),
+        limits=limits_of(trace),
+        **stand_ins,
+    )
+    core = EngineCore(parts)
+    backend.namespace_of = lambda one: namespace_number(lane_of(core, one).namespace)
+    return Rig(
+        core=core,
+        recorder=recorder,
+        guard=guard,
+        advance=lambda seconds: setattr(backend, "now_s", backend.now_s + seconds),
+        closed_form=_closed_form,
+        backend=backend,
+        drafter=drafter,
+    )
+
+
+def lane_of(core: EngineCore, sequence_id: int) -> Lane:
+    """A live sequence."""
+    found = core.roster.running.get(sequence_id)
+    return core.roster.waiting[sequence_id] if found is None else found
+
+
+def limits_of(trace: Trace) -> Limits:
+    return Limits(
+        max_model_len=trace.max_model_len,
+        waiting_requests=trace.max_waiting_requests,
+        waiting_tokens=trace.max_waiting_tokens,
+        offload_bytes=trace.offload_bytes,
+        exits_when_full=trace.when_kv_full == "exit",
+    )
+
+
+def build_context(trace: Trace) -> BuildContext:
+    """What components may know of the run. KV memory has no limit but the sizes in the trace."""
+    stand_ins: Any = {"tokenizer": LetterTokenizer(), "build_runner": None}
+    return BuildContext(
+        spec=SPEC,
+        device="cpu",
+        dtype="float32",
+        deterministic=False,
+        max_num_seqs=trace.num_seats,
+        max_step_tokens=trace.num_tokens,
+        max_model_len=trace.max_model_len,
+        kv_bytes=1 << 40,
+        bytes_per_token=16,
+        eos_token_ids=frozenset({EOS}),
+        resolve_component=_resolve,
+        **stand_ins,
+    )
+
+
+def _resolve(kind: str, name: str, options: Mapping[str, Any]) -> tuple[type[Any], Any]:
+    cls = component(kind, name)
+    return cls, cls.Config(**options)
+
+
+def _closed_form(lane: Lane, count: int) -> list[int]:
+    request = lane.request
+    return continuation(
+        request.prompt_token_ids,
+        namespace_number(lane.namespace),
+        count,
+        temperature=request.params.temperature,
+        seed=request.seed,
+        lane=lane.lane,
+    )
