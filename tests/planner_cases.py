@@ -1,4 +1,4 @@
-"""Plain views, a policy and a pool for the tests of the kernel's planner and of the validator behind every scheduler."""
+"""Plain views, a policy and a pool for the tests of the kernel's planner and the validator behind every scheduler."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from pluglm.assembly.resolving import SLOTS
 from pluglm.assembly.run_config import EngineConfig, ModelConfig, RunConfig
+from pluglm.kernel.config import Slot
 from pluglm.kernel.registry import KINDS, list_entries, load
 from pluglm.kernel.sampling_params import SamplingParams
 
@@ -78,6 +79,7 @@ def test_the_tree_of_the_readme_is_the_repository() -> None:
 def default_of(model: type[BaseModel], name: str) -> Any:
     field = model.model_fields[name]
     value = "required" if field.is_required() else field.get_default(call_default_factory=True)
+    value = value.use if isinstance(value, Slot) and not value.options else value
     return list(value) if isinstance(value, tuple) else value
 
 

@@ -67,7 +67,7 @@ def test_tokens_are_those_of_a_request_alone(
     if forced:
         assert min(scheduler.counts.values()) > 0
         assert counts["preemptions"] >= sum(scheduler.counts.values())
-        assert counts["recomputed"] > 0
+        assert counts["recomputed"] > 0 or kv != "paged"  # a cache may give all of it back
     else:
         assert counts["preemptions"] == 0
 

@@ -1,4 +1,4 @@
-"""What a request keeps that loses its seat: everything but the seat (pause), its KV in host memory (offload), nothing."""
+"""What a request keeps that loses its seat: all its KV (pause), a copy of it in host memory (offload), or nothing."""
 
 from __future__ import annotations
 

@@ -48,6 +48,7 @@ def write_model(folder: Path, family: str, like: Path) -> Path:
         "eos_token_id": 0,
         "initializer_range": 0.3,
         "sliding_window": WINDOW,
+        "tie_word_embeddings": False,
     }
     if family == "gemma3_text":
         config |= {"layer_types": list(KINDS[family]), "query_pre_attn_scalar": 12, "pad_token_id": None}
@@ -113,7 +114,7 @@ def texts(outputs: list[RequestOutput]) -> list[list[tuple[int, ...]]]:
 
 
 def fake_tokens(family: str, prompt: list[int], count: int, vocab_size: int) -> tuple[int, ...]:
-    """The greedy tokens by the fake backend's docstrings: a hash of what each window shows, in the order of the layers."""
+    """The greedy tokens by the fake backend's docstrings: a hash of what each window shows, as the layers have them."""
     known = list(prompt)
     windows = dict.fromkeys(WINDOW if kind == "sliding_attention" else None for kind in KINDS[family])
     for _ in range(count):

@@ -158,7 +158,7 @@ def overwrites_a_source(self: PrefixTransaction, sequence_id: int, num_tokens: i
 
 
 def counts_the_cache_as_free(self: PrefixTransaction, evict: bool = True) -> int:
-    return PrefixTransaction.free_blocks(self)
+    return PrefixTransaction.free_blocks(self, evict or not self.book.tables)
 
 
 def evicts_though_told_not_to(self: PrefixTransaction, sequence_id: int, num_tokens: int, evict: bool = True) -> None:

@@ -21,13 +21,15 @@ def read(argument: str) -> Trace:
 
 
 def show(outcome: Outcome) -> None:
+    """Steps that did nothing are left out."""
     for step, plan, tables, events in outcome.log:
         parts = []
         if plan is not None:
             parts += [f"{one.sequence_id}:{one.num_tokens}" for one in plan.items]
             for word in ("preempted", "offloaded", "paused", "refused"):
                 parts += [f"{word} {getattr(plan, word)}"] if getattr(plan, word) else []
-        print(f"step {step}: {' '.join(parts) or 'nothing planned'}")
+        if parts or events:
+            print(f"step {step}: {' '.join(parts)}")
         for sequence_id, table in tables:
             print(f"    sequence {sequence_id} in blocks {table}")
         for event in events:

@@ -38,6 +38,7 @@ from pluglm.kernel.interfaces.services import TextDelta
 from pluglm.kernel.parts import Limits, Parts
 from pluglm.kernel.planner import PolicyScheduler
 from pluglm.kernel.runner import ModelRunner
+from pluglm.kv.no_tiers import NoTiers
 
 LETTERS = "".join(chr(ord("A") + token) for token in range(VOCAB_SIZE))
 NAMES = {slot: slot for slot in ("backend", "attention", "kv", "scheduler", "sampler", "drafter", "grammar")}
@@ -162,6 +163,7 @@ def build_rig(trace: Trace) -> Rig:
         prefix_cache=watched if isinstance(kv, PrefixCache) else None,
         namespace=b"trace",
         kv_fields=dict,
+        tiers=NoTiers(),
         scheduler=PolicyScheduler(planner, trace.when_kv_full) if is_policy else planner,
         policy=planner if is_policy else None,
         grammar=None,

@@ -80,9 +80,9 @@ def test_forked_outputs_join_the_batch_of_their_request_and_hold_up_the_next() -
         Job(sequence_id=2, arrival=0, num_prompt=2, max_new=1),
         Job(sequence_id=5, arrival=0, num_prompt=2, max_new=1),
     ]
-    place = world(jobs, num_seats=2)
-    expected = [{1: 6, 2: 2}, {1: 1, 6: 1}, {1: 1, 6: 1}, {6: 1, 7: 1}, {7: 1}, {7: 1}, {5: 2}]
-    assert planned(turns_of(place)) == expected
+    turns = turns_of(world(jobs, num_seats=2))
+    assert planned(turns) == [{1: 6, 2: 2}, {1: 1, 6: 1}, {1: 1, 6: 1}, {6: 1, 7: 1}, {7: 1}, {7: 1}, {5: 2}]
+    assert [len(turn.after[7]) for turn in turns[1:4]] == [2, 2, 3]  # no room is kept before it has a seat
 
 
 def test_adopted_tokens_are_not_planned_and_room_is_for_the_whole_life() -> None:

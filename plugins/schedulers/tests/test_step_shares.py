@@ -94,6 +94,11 @@ def test_those_without_a_free_seat_claim_nothing() -> None:
     assert in_turn(step(view.running and list(view.running), [request(3, 5), request(4, 50)], seats=3))[1] == 18
 
 
+def test_those_that_wait_with_nothing_to_compute_take_no_seat_from_others() -> None:
+    view = step([request(1, 200, 40)], [request(2, 9, 9), request(3, 5)], seats=2)
+    assert in_turn(view) == {1: 19, 2: 0, 3: 5}
+
+
 def test_one_that_found_no_kv_claims_nothing_until_somebody_who_ran_is_gone() -> None:
     shares, long, other, big = StepShares(), request(1, 200, 40), request(2, 9, 8), request(3, 50)
     first = step([long, other], [big, request(4, 50)])

@@ -26,6 +26,7 @@ from pluglm.kernel.parts import Limits, Parts
 from pluglm.kernel.planner import PolicyScheduler
 from pluglm.kernel.registry import list_entries, load
 from pluglm.kernel.runner import ModelRunner
+from pluglm.kv.no_tiers import NoTiers
 
 KV_SHARE = 4  # the KV cache takes at most one part in this many of the free memory, unless the config says more
 
@@ -81,6 +82,7 @@ class _Builder:
             prefix_cache=cast(Any, runner.kv) if isinstance(built["kv"], PrefixCache) else None,
             namespace=identity.namespace(),
             kv_fields=identity.portable_fields,
+            tiers=NoTiers(),
             scheduler=cast(Any, PolicyScheduler(scheduler, engine.when_kv_full)) if is_policy else scheduler,
             policy=scheduler if is_policy else None,
             sampler=built["sampler"],

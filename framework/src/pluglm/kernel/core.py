@@ -77,6 +77,7 @@ class Sequence:
     holds_kv: bool = False  # has a table in the KV manager; waiting with one is being paused
     offloaded: Any = None  # its KV in host memory while it waits, num_computed tokens of it
     num_preemptions: int = 0
+    num_loaded: int = 0  # tokens whose KV came from a tier, over all admissions; written by the tiers
     num_cached: int = 0  # prompt tokens that were adopted instead of computed when it first ran
     num_recomputed: int = 0  # computed tokens that preemption threw away and no cached prefix gave back
     matcher: Matcher | None = None  # grammar state after the committed tokens
@@ -308,6 +309,7 @@ class RequestMetrics:
     num_drafted: int
     num_accepted: int
     num_cached_tokens: int = 0
+    num_loaded_tokens: int = 0
     num_recomputed_tokens: int = 0
 
     @property

@@ -36,5 +36,6 @@ def metrics_of(lanes: Collection[Sequence], now_s: float) -> RequestMetrics:
         num_drafted=sum(one.num_drafted for one in lanes),
         num_accepted=sum(one.num_accepted for one in lanes),
         num_cached_tokens=sum(one.num_cached for one in lanes),
+        num_loaded_tokens=sum(one.num_loaded for one in lanes),
         num_recomputed_tokens=sum(one.num_recomputed for one in lanes),
     )

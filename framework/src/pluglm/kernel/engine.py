@@ -99,11 +99,14 @@ class EngineCore:
         for request_id in self.roster.late(started):
             self._end(request_id, "deadline")
         self._propose()
+        self.parts.tiers.before_plan(self)
         step = self._planning.plan(self._step_index)
+        self.parts.tiers.after_commit(self)
         logits_RV = self._execute(step)
         drawn = self._sample(step, logits_RV)
         self._commit(step, drawn)
         self._searching.advance([sequence.request.request_id for sequence in step.searched])
+        self.parts.tiers.after_step(self, [count for _, count in step.items])
         num_tokens = sum(count for _, count in step.items)
         self.parts.hooks.call("step_done", step=self._step_index, seconds=self.now() - started, num_tokens=num_tokens)
         self._step_index += 1
@@ -123,6 +126,7 @@ class EngineCore:
         self.end_all("cancelled")
         events = self._deliver()
         self.parts.hooks.call("run_finished")
+        self.parts.tiers.close(self)
         self.parts.guard.close()
         return events
 

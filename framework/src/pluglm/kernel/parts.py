@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from pluglm.kernel.core import Budget
+    from pluglm.kernel.engine import EngineCore
     from pluglm.kernel.guard import Guard
     from pluglm.kernel.interfaces.drafter import Drafter
     from pluglm.kernel.interfaces.grammar import Grammar
@@ -24,6 +25,26 @@ class HookCalls(Protocol):
     """Calls the hook of this name in every registered plugin; never raises."""
 
     def call(self, hook: str, **arguments: object) -> None: ...
+
+
+class Tiers(Protocol):
+    """KV memory beside the device's. Each call sees the engine between two of its own acts, and never raises."""
+
+    def before_plan(self, engine: EngineCore) -> None:
+        """Loads for waiting sequences; those whose KV is on its way are held out of the plan."""
+        ...
+
+    def after_commit(self, engine: EngineCore) -> None:
+        """Evicted blocks still have their content: what they hold is written over next."""
+        ...
+
+    def after_step(self, engine: EngineCore, num_tokens: list[int]) -> None:
+        """That many of each sequence were computed since after_commit."""
+        ...
+
+    def reset(self, engine: EngineCore) -> None: ...
+
+    def close(self, engine: EngineCore) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +74,7 @@ class Parts:
     prefix_cache: PrefixCache | None
     namespace: bytes
     kv_fields: Callable[[], Mapping[str, str]]
+    tiers: Tiers
     scheduler: Scheduler
     policy: SchedulingPolicy | None
     sampler: Sampler

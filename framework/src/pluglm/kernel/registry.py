@@ -23,6 +23,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "attention": (INTERFACES + "attention:Attention", "ATTENTION_VERSION"),
     "kv": (INTERFACES + "kv:KVManager", "KV_VERSION"),
     "eviction": (INTERFACES + "eviction:Eviction", "EVICTION_VERSION"),
+    "kv_tier": (INTERFACES + "kv_tier:KVTier", "KV_TIER_VERSION"),
     "scheduler": (INTERFACES + "scheduler:Scheduler", "SCHEDULER_VERSION"),
     "scheduling_policy": (INTERFACES + "scheduler:SchedulingPolicy", "POLICY_VERSION"),
     "sampler": (INTERFACES + "sampler:Sampler", "SAMPLER_VERSION"),

@@ -26,6 +26,7 @@ class Roster:
         self.waiting: dict[int, Sequence] = {}
         self.requests: dict[str, Lanes] = {}
         self.deadlines: dict[str, float] = {}
+        self.held_out: set[int] = set()  # waiting ones that schedulers do not see: their KV is on its way
         self._waiting_views: dict[int, RequestView] = {}
         self._probe = probe
         self._next_id = 0
@@ -91,7 +92,8 @@ class Roster:
 
     def waiting_views(self) -> tuple[RequestView, ...]:
         """In arrival order. They change only when a sequence comes to wait, so they are kept."""
-        return tuple(sorted(self._waiting_views.values(), key=_arrival))
+        seen = (view for one, view in self._waiting_views.items() if one not in self.held_out)
+        return tuple(sorted(seen, key=_arrival))
 
     def queued(self) -> Iterable[Request]:
         """Requests that have never run."""

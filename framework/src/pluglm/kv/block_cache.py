@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pluglm.kernel.core import CacheKey
+from pluglm.kernel.interfaces.kv import EvictedBlock
 from pluglm.kv.books import Books, Table
 from pluglm.kv.eviction_order import EvictionHeap
 from pluglm.kv.prefix_index import CacheEntry, PrefixIndex
@@ -38,6 +39,7 @@ class BlockCache:
         self.entries: dict[int, CacheEntry] = {}
         self.published: dict[int, Published] = {}
         self.now = 0
+        self.evicted: list[EvictedBlock] | None = None  # since somebody asked last; None until somebody does
         self._books, self._block_size = books, block_size
         self._barred: set[int] = set()  # held tables before the last reset: what they compute may be out of date
 
@@ -125,6 +127,12 @@ class BlockCache:
         books.free.append(block)
         return entry.block
 
+    def evict(self, entry: CacheEntry) -> None:
+        """Forget a block for want of room, and note what it held."""
+        if self.evicted is not None and entry.num_tokens == self._block_size:
+            self.evicted.append(EvictedBlock(entry.block, *self.index.path(entry)))
+        self.remove(entry)
+
     def remove(self, entry: CacheEntry) -> None:
         """Forget the content of a block that nothing follows; the books are told that it is not cached."""
         self.index.remove(entry)
@@ -190,6 +198,7 @@ class BlockCache:
                 self._books.free.append(entry.block)
             self.remove(entry)
         self.heap.clear()
+        self.evicted = None if self.evicted is None else []
         self.published.clear()
         self._barred.update(self._books.tables)
 

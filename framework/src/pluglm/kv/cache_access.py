@@ -52,7 +52,8 @@ class CacheAccess:
 
         try:
             num_tokens = _required(self._core.memory.change("kv", (), adopt), self._names["kv"])
-            return _required(self._core.attempt("backend", (), copy), self._names["backend"])
+            data: list[torch.Tensor] = _required(self._core.attempt("backend", (), copy), self._names["backend"])
+            return data
         finally:
             self._give_back(sequence_id)
 

@@ -75,7 +75,7 @@ class CachingTransaction(BlockTransaction):
         cache = self._cache
         cache.now += 1
         for entry in self._evicted.values():
-            cache.remove(entry)
+            cache.evict(entry)
         for block, is_idle in self._idle.items():
             known = cache.entries.get(block)
             if known is not None and is_idle != (block in self._books.cached):

@@ -8,6 +8,7 @@ from typing import Any
 from pluglm.kernel.config import Slot
 from pluglm.kernel.core import CacheKey
 from pluglm.kernel.interfaces.component import BuildContext
+from pluglm.kernel.interfaces.kv import EvictedBlock
 from pluglm.kv.block_cache import BlockCache
 from pluglm.kv.caching_transaction import CachingTransaction
 from pluglm.kv.eviction_order import EvictionHeap
@@ -49,6 +50,10 @@ class PrefixKV(PagedKV):
     def reset(self) -> None:
         self._require_closed()
         self._cache.reset()
+
+    def take_evicted(self) -> list[EvictedBlock]:
+        taken, self._cache.evicted = self._cache.evicted or [], []
+        return taken
 
     def audit(self) -> None:
         super().audit()

@@ -55,6 +55,10 @@ class PrefixIndex(Protocol):
         """Forget an entry that nothing follows."""
         ...
 
+    def path(self, entry: CacheEntry) -> tuple[bytes, tuple[int, ...]]:
+        """The namespace, and the tokens from the start of the sequence to the end of an entry that is not removed."""
+        ...
+
     def audit(self, entries: Collection[CacheEntry]) -> None:
         """RuntimeError unless exactly these can be found. O(entries)."""
         ...

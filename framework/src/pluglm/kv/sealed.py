@@ -61,7 +61,7 @@ class SealedFile:
     def tensors(self) -> dict[str, torch.Tensor]:
         """Raises UnreadableFileError unless every tensor is as it was written."""
         try:
-            found = load(self._data)
+            found: dict[str, torch.Tensor] = load(self._data)
         except Exception as error:  # the library raises many kinds, by what is damaged
             raise UnreadableFileError(f"is damaged: {' '.join(str(error).split())}") from error
         if found.keys() != self.shapes.keys():

@@ -14,7 +14,7 @@ from pluglm.testing.check import expect
 
 
 class Desk:
-    """texts: the known tokens of each live sequence; computed: how many of them are written."""
+    """texts: the known tokens of each live sequence; computed: how many of them are written; told: by `advance`."""
 
     def __init__(self, manager: Any) -> None:
         self.manager = manager
@@ -22,6 +22,7 @@ class Desk:
         self.unit = math.lcm(self.size, DROP_UNIT)
         self.texts: dict[int, list[int]] = {}
         self.computed: dict[int, int] = {}
+        self.told: dict[int, int] = {}
         self._held: list[dict[int, int]] = [{} for _ in manager.layout.groups]
         self._next_filler = 1 << 20
 
@@ -76,15 +77,16 @@ class Desk:
         choice = generator.choice(("start", "fork", "end", *["compute"] * 9))
         if choice == "start" or not self.texts:
             text = [step * 1000 + number for number in range(generator.randint(1, longest))]
-            self._try(lambda: self.start(step, len(text)), lambda: self._know(step, text, 0))
+            self._try(lambda: self.start(step, len(text)), lambda: self._know(step, text, 0, 0))
             return
         one = generator.choice(sorted(self.texts))
         if choice == "end":
             self.change(lambda transaction: transaction.release(one))
-            del self.texts[one], self.computed[one]
+            del self.texts[one], self.computed[one], self.told[one]
         elif choice == "fork" and self.computed[one] == len(self.texts[one]):
-            kept = self.computed[one] - generator.randint(0, 1)
-            self._fork(one, step, kept)
+            kept = max(self.told[one], self.computed[one] - generator.randint(0, 1))
+            new = [step * 1000 + number for number in range(generator.choice((0, 0, longest)))]
+            self._fork(one, step, kept, new[: longest - kept])
         else:
             self._compute(one, step, generator, longest, most)
 
@@ -95,16 +97,18 @@ class Desk:
             return
         then()
 
-    def _know(self, sequence_id: int, text: list[int], num_computed: int) -> None:
-        self.texts[sequence_id], self.computed[sequence_id] = text, num_computed
+    def _know(self, sequence_id: int, text: list[int], num_computed: int, num_told: int) -> None:
+        self.texts[sequence_id], self.computed[sequence_id], self.told[sequence_id] = text, num_computed, num_told
 
-    def _fork(self, parent: int, child: int, kept: int) -> None:
+    def _fork(self, parent: int, child: int, kept: int, new: list[int]) -> None:
+        """new: tokens that the child is known to have next."""
+
         def fork(transaction: Any) -> None:
             transaction.fork(parent, child)
             transaction.trim(child, kept)
 
         self.change(fork)
-        self._know(child, self.texts[parent][:kept], kept)
+        self._know(child, [*self.texts[parent][:kept], *new], kept, self.told[parent])
 
     def _compute(self, one: int, step: int, generator: random.Random, longest: int, most: int) -> None:
         """A chunk of the prompt, or a new token and up to three drafts, of which some are refused afterwards."""
@@ -121,7 +125,7 @@ class Desk:
             transaction = self.manager.transaction()
             transaction.advance(one, done)
             try:
-                transaction.extend(one, stop)
+                transaction.extend(one, generator.choice((stop, len(text))))
             except KVExhausted:
                 transaction.rollback()
                 raise
@@ -129,10 +133,10 @@ class Desk:
 
         def write() -> None:
             self._write(one, text, done, stop)
-            kept = max(done, stop - generator.randint(0, drafts))
+            kept = max(done + 1, stop - generator.randint(0, drafts))
             if kept < stop:
                 self.change(lambda transaction: transaction.trim(one, kept))
-            self._know(one, text[:kept] if drafts else text, kept)
+            self._know(one, text[:kept] if drafts else text, kept, done)
 
         self._try(grow, write)
 

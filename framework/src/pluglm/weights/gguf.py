@@ -33,7 +33,7 @@ class GGUFCheckpoint:
     def __init__(self, path: Path) -> None:
         """Raises CheckpointError, one line, for anything in the header that the file cannot hold or pluglm not read."""
         self.path = path
-        self.files = (path,)
+        self.files: tuple[Path, ...] = (path,)
         self._source = ByteSource(path)
         try:
             header = read_header(self._source)

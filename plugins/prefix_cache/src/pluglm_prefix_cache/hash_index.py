@@ -10,6 +10,7 @@ import hashlib
 import secrets
 import struct
 from collections.abc import Callable, Collection, Container
+from itertools import chain
 
 from pluglm.kernel.core import CacheKey
 from pluglm.kv.prefix_index import CacheEntry
@@ -78,6 +79,14 @@ class HashIndex:
         self._entries[key].remove(entry)
         if not self._entries[key]:
             del self._entries[key]
+
+    def path(self, entry: CacheEntry) -> tuple[bytes, tuple[int, ...]]:
+        runs: list[tuple[int, ...]] = []
+        at: CacheEntry | None = entry
+        while at is not None:
+            runs.append(at.place[1][1])
+            at = at.parent
+        return entry.place[1][0], tuple(chain.from_iterable(reversed(runs)))
 
     def audit(self, entries: Collection[CacheEntry]) -> None:
         found = [entry for bucket in self._entries.values() for entry in bucket]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Collection, Container, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from pluglm.kernel.core import CacheKey
 from pluglm.kv.prefix_index import CacheEntry
@@ -137,6 +138,14 @@ class RadixTree:
             _merge(above)
         elif above.parent is None and not above.keys:
             del self._roots[above.namespace]
+
+    def path(self, entry: CacheEntry) -> tuple[bytes, tuple[int, ...]]:
+        node: Node = entry.place
+        runs = [node.tokens[: entry.num_before + entry.num_tokens - node.first * self._block_size]]
+        while node.parent is not None:
+            node = node.parent
+            runs.append(node.tokens)
+        return node.namespace, tuple(chain.from_iterable(reversed(runs)))
 
     def audit(self, entries: Collection[CacheEntry]) -> None:
         found: list[CacheEntry] = []

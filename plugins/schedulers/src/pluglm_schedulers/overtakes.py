@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 class Overtakes:
-    """How many later arrivals have left the queue while a request waited; one that waits anew starts at none.
+    """How many later arrivals have left the queue while a request waited.
 
-    Whoever left may have started and ended at once, so one that was cancelled counts too. A request counts as overtaken
-    at least as often as any that waits behind it.
+    Whoever left may have started and ended at once, so one that was cancelled counts too. One that waits anew is taken
+    for overtaken as often as the next behind it, so that no count is above that of a request ahead.
     """
 
     def __init__(self) -> None:
@@ -30,9 +30,10 @@ class Overtakes:
         here = {one.sequence_id for one in view.waiting}
         left = sorted(arrival(one) for one in self._waiting if one.sequence_id not in here)
         counts: dict[int, int] = {}
-        most = 0
+        count_behind = 0
         for one in sorted(view.waiting, key=arrival, reverse=True):
-            if (count := self._counts.get(one.sequence_id)) is not None:
-                most = max(most, count + len(left) - bisect_right(left, arrival(one)))
-            counts[one.sequence_id] = most
+            count = self._counts.get(one.sequence_id)
+            if count is not None:
+                count_behind = count + len(left) - bisect_right(left, arrival(one))
+            counts[one.sequence_id] = count_behind
         self._counts, self._waiting = counts, view.waiting

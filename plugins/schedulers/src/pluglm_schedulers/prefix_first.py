@@ -96,7 +96,7 @@ class PrefixFirstPolicy(SchedulingPolicy):
             while oldest < len(arrived):
                 first = arrived[oldest]
                 if first.sequence_id not in named:
-                    if not self._may_not_wait(view, first, 0):
+                    if not self._may_not_wait(view, first, len(named) - oldest):
                         break
                     named.add(first.sequence_id)
                     yield first.sequence_id

@@ -40,8 +40,12 @@ class StaticBatchScheduler(Scheduler):
         """Reserves every step: drafts that were refused, and members that got no tokens yet, hold less than that."""
         running = {one.sequence_id: one for one in view.running}
         members = [running[one] for one in self._shares.in_turn(view, view.running)]
-        members += [one for one in view.waiting if one.request_id in self._batch]
-        reserved, preempted = _reserve(members or view.waiting[: budget.num_seats], running, kv)
+        waiting = [one for one in view.waiting if one.request_id in self._batch]
+        members += [one for one in waiting if one.num_pending]
+        idle = [one for one in waiting if one.holds_kv]
+        for one in idle:  # a lane of a search that waits for the others needs no room to grow
+            kv.trim(one.sequence_id, one.num_computed)
+        reserved, preempted = _reserve(members or view.waiting[: budget.num_seats], idle, running, kv)
         if not members:
             self._batch = frozenset(one.request_id for one, _ in reserved)
         items, tokens_left, seats_left = [], budget.num_tokens, budget.num_seats - len(running)
@@ -61,14 +65,14 @@ Reserved = list[tuple["RequestView", int]]
 
 
 def _reserve(
-    requests: Sequence[RequestView], running: Mapping[int, RequestView], kv: KVTransaction
+    requests: Sequence[RequestView], idle: list[RequestView], running: Mapping[int, RequestView], kv: KVTransaction
 ) -> tuple[Reserved, list[int]]:
     """The requests, in order, up to the first that finds no room for its whole life, with what each one adopted.
 
-    Also those that lost their KV while they waited, so that the first of all fits.
+    Also those of the idle ones that lost their KV while they waited, so that the first of all fits.
     """
     preempted: list[int] = []
-    idle = [one for one in requests[1:] if one.holds_kv and one.sequence_id not in running]
+    idle = [one for one in idle if one not in requests[:1]]
     while not (reserved := _reserve_all(requests, running, kv)) and idle:
         preempted.append(idle.pop().sequence_id)
         kv.release(preempted[-1])

@@ -51,7 +51,7 @@ class StepShares:
         decodes, prompts = self._split(view, sorted(view.running, key=rank))
         free_seats = view.budget.num_seats - len(view.running)
         if prompts and free_seats > 0:
-            waiting = self._startable(view, nsmallest(free_seats, view.waiting, key=rank))
+            waiting = self._startable(view, nsmallest(free_seats, filter(_num_pending, view.waiting), key=rank))
             ranks, claims = [rank(one) for one in waiting], [0, *accumulate(map(_num_pending, waiting))]
             self._claims |= {one.sequence_id: claims[bisect_left(ranks, rank(one))] for one in prompts}
         return [one.sequence_id for one in (*decodes, *prompts)]
@@ -96,7 +96,7 @@ class StepShares:
         free_seats = view.budget.num_seats - len(view.running)
         if free_seats <= 0:
             return []
-        found = list(islice(ranked, free_seats))
+        found = list(islice(filter(_num_pending, ranked), free_seats))
         if self._blocked is not None and self._blocked[0] != view.step:
             if not self._holders.issubset(one.sequence_id for one in view.running):
                 self._blocked = None

@@ -196,6 +196,26 @@ class GroupTransaction(KVTransaction, Protocol):
         ...
 
 
+class EvictedBlock(NamedTuple):
+    """A whole block that the cache knows no more. token_ids: of its sequence, up to the block's end."""
+
+    block: int
+    namespace: bytes
+    token_ids: tuple[int, ...]
+
+
+@runtime_checkable
+class EvictionLog(Protocol):
+    """Optional ability of a PrefixCache: it says what it gave up, so that the content can be kept elsewhere."""
+
+    def take_evicted(self) -> Sequence[EvictedBlock]:
+        """What was evicted since the last call; nothing is kept before the first one, nor over a reset.
+
+        Called after every commit that may have evicted and before anything is written, so the content is still there.
+        """
+        ...
+
+
 class KVStore(Protocol):
     """Holds keys and values by slot (= block * block_size + offset). Made by the backend.
 
