@@ -148,7 +148,7 @@ class AlwaysEndsAtEos(PlainSearch):
 class NarrowerForTheSecond(PlainSearch):
     def start(self, options: Mapping[str, Any], *arguments: Any) -> PlainWalk:
         walk = super().start(options, *arguments)
-        walk.keep -= self.num_started == 2
+        walk.keep -= 2 * (self.num_started == 2)
         return walk
 
 
@@ -161,7 +161,7 @@ class NarrowerEverySecondTime(PlainSearch):
         walk = super().start(options, *arguments)
         if walk.max_tokens == 11:
             self.objects.append(1)
-            walk.keep -= len(self.objects) % 2
+            walk.keep -= 2 * (len(self.objects) % 2)
         return walk
 
 

@@ -89,13 +89,14 @@ def test_two_that_come_back_from_the_host_never_wait_for_each_other_s_blocks(tin
     with make(tiny_model, tmp_path, scheduler=takes(tmp_path, "offload")) as engine:
         steps = Steps(engine)
         for name in ("a", "b"):
-            steps.add(name, prompts[name], GREEDY)
+            steps.add(name, prompts[name], wanting(4))
         steps.step(2)
-        steps.add("u", prompts["u"], GREEDY, priority=-1)
+        steps.add("u", prompts["u"], wanting(4), priority=-1)
         steps.step()
         assert steps.running == ["u"]
+        assert all(steps.sequence(name).offloaded is not None for name in ("a", "b"))
         steps.finish()
-        require_tokens(steps, prompts, 8)
+        require_tokens(steps, prompts, 4)
         assert [steps.metrics(name).num_recomputed_tokens for name in prompts] == [0, 0, 0]
         require_idle(engine)
 

@@ -19,7 +19,8 @@ FaultKind = Literal["raise", "poison"]
 class Arrival:
     """One request. step: of the engine, before which it is added. deadline_s: after its arrival, on the trace's clock.
 
-    temperature 0 is greedy; anything else is drawn with `seed`, so every request is repeatable.
+    temperature 0 is greedy; anything else is drawn with `seed`, so every request is repeatable. search: options of the
+    trace's search, whose n best results are wanted instead.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Arrival:
     seed: int = 0
     clip: bool = False
     ignore_eos: bool = False
+    search: dict[str, Any] | None = None
 
     def params(self) -> SamplingParams:
         return SamplingParams(
@@ -44,6 +46,7 @@ class Arrival:
             clip_max_tokens=self.clip,
             n=self.n,
             ignore_eos=self.ignore_eos,
+            search=self.search,
         )
 
 
@@ -79,8 +82,8 @@ class Hold:
 class Trace:
     """policy: an installed scheduler or policy, or one of trace_policies. kv_config, policy_config: their own keys.
 
-    drafts: tokens that the scripted drafter proposes at most, 0 is no drafter. resets: steps before which the prefix
-    cache is told to forget everything.
+    drafts: tokens that the scripted drafter proposes at most, 0 is no drafter. search: an installed one. resets: steps
+    before which the prefix cache is told to forget everything.
     """
 
     policy: str
@@ -96,6 +99,7 @@ class Trace:
     max_waiting_tokens: int | None = None
     offload_bytes: int = 1 << 20
     drafts: int = 0
+    search: str | None = None
     arrivals: tuple[Arrival, ...] = ()
     cancels: tuple[Cancel, ...] = ()
     resets: tuple[int, ...] = ()

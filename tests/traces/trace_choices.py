@@ -70,6 +70,11 @@ def evictions() -> tuple[str, ...]:
 
 
 @cache
+def searches() -> tuple[str, ...]:
+    return tuple(entry.name for entry in list_entries("search"))
+
+
+@cache
 def pairs() -> tuple[tuple[str, str], ...]:
     """Every scheduler with every manager."""
     return tuple(itertools.product(sorted(schedulers()), sorted(managers())))
@@ -98,13 +103,17 @@ def draw_kv_config(name: str, dice: random.Random, num_blocks: int, block_size: 
         config |= {"num_regions": num_blocks, "region_tokens": dice.randint(max(2, max_model_len // 2), max_model_len)}
     if "num_blocks" in options:
         config |= {"num_blocks": num_blocks, "block_size": block_size}
+    if "num_windows" in options:
+        config["num_windows"] = dice.choice((None, 1, 2, 4))
     if "eviction" in options:
         config["eviction"] = {"use": dice.choice(evictions())}
     return config
 
 
 def pool_tokens(config: Mapping[str, Any]) -> int | None:
-    """The longest sequence that the pool can hold, by its config alone; None for a config of another kind."""
+    """The longest sequence that the pool can hold, by its config alone; None where that is not so simple."""
+    if "num_windows" in config:
+        return None
     if "region_tokens" in config:
         return int(config["region_tokens"])
     return int(config["num_blocks"]) * int(config["block_size"]) if "num_blocks" in config else None

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from trace_case import Arrival, Cancel, Fault, Hold, Trace, WhenFull
-from trace_choices import draw_kv_config, draw_policy_config, pairs, pool_tokens, schedulers
+from trace_choices import draw_kv_config, draw_policy_config, managers, pairs, pool_tokens, schedulers, searches
 from trace_model import VOCAB_SIZE
 
 MAX_STEPS = 40  # arrivals come within these
+SEARCH = "beam"
 SALTS = ("", "", "a", "b")
 TENANTS = ("", "x", "y")
 
@@ -32,6 +33,9 @@ class _Maker:
         dice = self.dice
         num_blocks, block_size = round(2 ** dice.uniform(1, 6)), dice.choice((1, 1, 2, 3, 4, 7, 8, 16))
         max_model_len = dice.choice((12, 24, 40, 64))
+        has_windows = "num_windows" in managers()[self.kv].options
+        if has_windows and dice.random() < 0.6:  # long enough to give tokens back
+            max_model_len, block_size, num_blocks = dice.choice((100, 160)), dice.choice((8, 16)), dice.randint(10, 40)
         kv_config = draw_kv_config(self.kv, dice, num_blocks, block_size, max_model_len)
         longest = min(max_model_len, pool_tokens(kv_config) or max_model_len)
         arrivals = self._arrivals(longest)
@@ -41,7 +45,7 @@ class _Maker:
             kv=self.kv,
             policy_config=draw_policy_config(self.policy, dice),
             kv_config=kv_config,
-            num_tokens=dice.choice((1, 2, 3, 5, 8, 16, 64)),
+            num_tokens=dice.choice((1, 2, 3, 5, 8, 16, 64) if max_model_len < 100 else (8, 16, 64)),
             num_seats=dice.choice((1, 2, 3, 4, 6, 16)),
             max_model_len=max_model_len,
             when_kv_full=self._when_full() if is_policy else "shrink",
@@ -49,6 +53,7 @@ class _Maker:
             max_waiting_tokens=dice.choice((None, None, None, None, 30)),
             offload_bytes=dice.choice((0, 1 << 9, 1 << 20)),
             drafts=dice.choice((0, 0, 1, 3)),
+            search=SEARCH if any(one.search for one in arrivals) else None,
             arrivals=arrivals,
             cancels=self._cancels(arrivals),
             resets=tuple(sorted(self._moment() for _ in range(dice.choice((0, 0, 0, 1, 2))))),
@@ -77,7 +82,9 @@ class _Maker:
 
     def _traits(self) -> dict[str, bool]:
         """What occurs in this trace at all."""
-        return {name: self.dice.random() < 0.5 for name in ("lanes", "salts", "tenants", "priorities", "deadlines", "draws")}
+        names = ("lanes", "salts", "tenants", "priorities", "deadlines", "draws")
+        traits = {name: self.dice.random() < 0.5 for name in names}
+        return traits | {"searches": SEARCH in searches() and self.dice.random() < 0.2}
 
     def _arrival(
         self,
@@ -108,6 +115,9 @@ class _Maker:
             drawn["priority"] = dice.randint(0, 2)
         if traits["deadlines"] and dice.random() < 0.5:
             drawn["deadline_s"] = dice.choice((0.02, 0.1, 0.3, 1.0))
+        if traits["searches"] and dice.random() < 0.4:
+            width = dice.randint(drawn.get("n", 1), 4)
+            drawn |= {"temperature": 0.0, "search": {"width": width, "early_stopping": dice.random() < 0.5}}
         return Arrival(
             name=name,
             step=step,

@@ -23,7 +23,8 @@ class DecisionLog(Watcher):
 
     def after_step(self, frame: Frame) -> None:
         events = [(one.request_id, one.lane, one.token_ids, one.finish_reason) for one in frame.events]
-        tables = [(s.sequence_id, s.block_table) for inputs in frame.batches for s in inputs.segments]
+        parts = [part for inputs in frame.batches for part in inputs.groups or (inputs,)]
+        tables = [(one.sequence_id, one.block_table) for part in parts for one in part.segments]
         self._outcome.log.append((frame.step, frame.plan, tables, events))
 
 

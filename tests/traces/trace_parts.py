@@ -20,28 +20,27 @@ from trace_model import (
     TraceModel,
     TraceSampler,
     TraceStore,
-    checksum_of,
     continuation,
-    draw,
-    logits_of,
     namespace_number,
+    search_results,
 )
 
-from pluglm.kernel.core import Budget, Sequence as Lane
+from pluglm.kernel.core import Budget
+from pluglm.kernel.core import Sequence as Lane
 from pluglm.kernel.engine import EngineCore
 from pluglm.kernel.errors import ComponentFailure, RequestError, describe
 from pluglm.kernel.guard import Watched
 from pluglm.kernel.interfaces.component import BuildContext
 from pluglm.kernel.interfaces.drafter import DraftRequest
-from pluglm.kernel.interfaces.kv import PrefixCache
+from pluglm.kernel.interfaces.kv import KVLayout, PrefixCache
+from pluglm.kernel.interfaces.model import ModelSpec
 from pluglm.kernel.interfaces.services import TextDelta
 from pluglm.kernel.parts import Limits, Parts
 from pluglm.kernel.planner import PolicyScheduler
 from pluglm.kernel.runner import ModelRunner
 from pluglm.kv.no_tiers import NoTiers
 
-LETTERS = "".join(chr(ord("A") + token) for token in range(VOCAB_SIZE))
-NAMES = {slot: slot for slot in ("backend", "attention", "kv", "scheduler", "sampler", "drafter", "grammar")}
+SLOTS = ("backend", "attention", "kv", "scheduler", "sampler", "drafter", "grammar", "search")
 
 
 class InlineGuard:
@@ -80,11 +79,15 @@ class Recorder:
         return taken
 
 
+def letter(token_id: int) -> str:
+    return chr(ord("A") + token_id)
+
+
 class LetterStream:
     """Text of one letter for each token."""
 
     def push(self, token_id: int) -> TextDelta:
-        return TextDelta(LETTERS[token_id])
+        return TextDelta(letter(token_id))
 
     def finish(self) -> str:
         return ""
@@ -93,8 +96,10 @@ class LetterStream:
 class LetterTokenizer:
     """What the kernel asks of a tokenizer: its size."""
 
-    vocab_size = VOCAB_SIZE
     eos_token_ids = frozenset({EOS})
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
 
 
 class ScriptedDrafter:
@@ -125,41 +130,65 @@ class ScriptedDrafter:
 class Rig:
     """An engine that a trace can be played on, and what an oracle may know of it from outside.
 
-    advance: moves the clock while nothing is computed. closed_form: the tokens of a lane that runs alone. codes: what
-    the slots of a sequence's first tokens must hold, or None where nothing can be read back.
+    advance: moves the clock while nothing is computed. closed_form: so many tokens of a lane that runs alone.
+    namespace_number: what slots hold above the position. has_letters: whether texts are letters.
     """
 
     core: EngineCore
     recorder: Recorder
     guard: Any
-    advance: Callable[[float], None]
-    closed_form: Callable[..., list[int]]
     backend: Any
-    letters: str | None = LETTERS
-    eos: frozenset[int] = frozenset({EOS})
+    advance: Callable[[float], None]
+    closed_form: Callable[[Lane, int], list[int]]
+    namespace_number: Callable[[bytes], int] = namespace_number
+    has_letters: bool = True
     drafter: ScriptedDrafter | None = None
-    lanes: dict[int, Lane] = field(default_factory=dict)
 
     @property
     def kv(self) -> Any:
         """The manager itself, without what watches its calls."""
         return getattr(self.core.kv, "_target", self.core.kv)
 
+    def search_form(self, lane: Lane) -> list[tuple[int, ...]] | None:
+        """The results of a search that runs alone; None when there are too few of them."""
+        request, search = lane.request, self.core.parts.search
+        if search is None or request.params.search is None:
+            return None
+        params = request.params
+        walk = search.start(params.search, params.n, request.max_new_tokens, params.ignore_eos)
+        try:
+            return search_results(walk, request.prompt_token_ids, self.namespace_number(lane.namespace))
+        except RequestError:
+            return None
 
-def build_rig(trace: Trace) -> Rig:
+
+@dataclass(slots=True, kw_only=True)
+class World:
+    """What the engine is put on top of, its tokens in closed form, and what its slots hold above the position."""
+
+    backend: Any = field(default_factory=TraceBackend)
+    model: Any = field(default_factory=TraceModel)
+    make_store: Callable[[KVLayout], Any] = TraceStore
+    closed_form: Callable[[Lane, int], list[int]] = lambda lane, count: _closed_form(lane, count)
+    namespace_number: Callable[[bytes], int] = namespace_number
+
+
+def build_rig(trace: Trace, world: World | None = None) -> Rig:
     """A fresh engine for this trace. Raises what the components raise for a config that they refuse."""
-    context = build_context(trace)
-    choice, guard, recorder, backend = schedulers()[trace.policy], InlineGuard(), Recorder(), TraceBackend()
+    world = world or World()
+    context, backend = build_context(trace, world.model.spec), world.backend
+    choice, guard, recorder = schedulers()[trace.policy], InlineGuard(), Recorder()
     kv_class = managers()[trace.kv].cls
     kv = kv_class(kv_class.Config(**trace.kv_config), context)
     planner = choice.cls(choice.cls.Config(**trace.policy_config), context)
     is_policy = choice.kind == "scheduling_policy"
     watched: Any = Watched(kv, guard, "kv")  # type: ignore[arg-type]  # InlineGuard
     drafter = ScriptedDrafter(trace.drafts, lambda one: backend.namespace_of(one)) if trace.drafts else None
-    stand_ins: Any = {"tokenizer": LetterTokenizer(), "drafter": drafter, "guard": guard, "sampler": TraceSampler()}
-    model: Any = TraceModel()
+    search = component("search", trace.search) if trace.search else None
+    search = None if search is None else search(search.Config(), context)
+    stand_ins: Any = {"tokenizer": context.tokenizer, "drafter": drafter, "guard": guard, "sampler": TraceSampler()}
     parts = Parts(
-        runner=ModelRunner(backend, model, None, watched, TraceStore(kv.layout)),  # type: ignore[arg-type]
+        runner=ModelRunner(backend, world.model, None, watched, world.make_store(kv.layout)),
         prefix_cache=watched if isinstance(kv, PrefixCache) else None,
         namespace=b"trace",
         kv_fields=dict,
@@ -167,11 +196,11 @@ def build_rig(trace: Trace) -> Rig:
         scheduler=PolicyScheduler(planner, trace.when_kv_full) if is_policy else planner,
         policy=planner if is_policy else None,
         grammar=None,
-        search=None,
+        search=search,
         text_stream=lambda params: LetterStream(),
         eos_token_ids=frozenset({EOS}),
         hooks=recorder,
-        names={**NAMES, "step": "model"},
+        names={slot: slot for slot in SLOTS} | {"step": "model"},
         budget=Budget(num_tokens=trace.num_tokens, num_seats=trace.num_seats),
         limits=limits_of(trace),
         **stand_ins,
@@ -182,9 +211,10 @@ def build_rig(trace: Trace) -> Rig:
         core=core,
         recorder=recorder,
         guard=guard,
-        advance=lambda seconds: setattr(backend, "now_s", backend.now_s + seconds),
-        closed_form=_closed_form,
         backend=backend,
+        advance=backend.advance,
+        closed_form=world.closed_form,
+        namespace_number=world.namespace_number,
         drafter=drafter,
     )
 
@@ -205,11 +235,11 @@ def limits_of(trace: Trace) -> Limits:
     )
 
 
-def build_context(trace: Trace) -> BuildContext:
+def build_context(trace: Trace, spec: ModelSpec = SPEC) -> BuildContext:
     """What components may know of the run. KV memory has no limit but the sizes in the trace."""
-    stand_ins: Any = {"tokenizer": LetterTokenizer(), "build_runner": None}
+    stand_ins: Any = {"tokenizer": LetterTokenizer(spec.vocab_size), "build_runner": None}
     return BuildContext(
-        spec=SPEC,
+        spec=spec,
         device="cpu",
         dtype="float32",
         deterministic=False,
@@ -217,7 +247,7 @@ def build_context(trace: Trace) -> BuildContext:
         max_step_tokens=trace.num_tokens,
         max_model_len=trace.max_model_len,
         kv_bytes=1 << 40,
-        bytes_per_token=16,
+        bytes_per_token=spec.kv_values_per_token * 8,
         eos_token_ids=frozenset({EOS}),
         resolve_component=_resolve,
         **stand_ins,

@@ -26,6 +26,7 @@ PLAIN: dict[str, tuple[Any, ...]] = {
     "max_model_len": (12, 24),
 }
 SIMPLE: dict[str, tuple[Any, ...]] = {
+    "search": (None,),
     "n": (1, 2, 3),
     "salt": ("",),
     "tenant": ("",),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from trace_case import Arrival, Trace
 from trace_choices import pool_tokens
-from trace_parts import Rig
+from trace_parts import Rig, letter
 from trace_play import Frame, ViolationError, Watcher
 
 from pluglm.kernel.core import Event, Sequence
@@ -122,7 +122,7 @@ class EndsWatch(Watcher):
             raise ViolationError("I10", f"an event of {event.request_id}, lane {event.lane}, after its end: {event}")
         tokens = record.tokens.setdefault(event.lane, [])
         tokens += event.token_ids
-        if (letters := self._rig.letters) is not None and event.text != "".join(letters[one] for one in event.token_ids):
+        if self._rig.has_letters and event.text != "".join(map(letter, event.token_ids)):
             raise ViolationError("I10", f"{event.request_id} got text '{event.text}' for tokens {event.token_ids}")
         self._compare(record, event.lane, tokens)
         if event.lane_finish_reason is not None:
@@ -136,27 +136,37 @@ class EndsWatch(Watcher):
         """What came so far is what a run alone gives; a lane ends at its first EOS, or at its length."""
         expected = record.expected.get(lane)
         if expected is None and tokens:
-            sequence = self._lanes.get((record.arrival.name, lane), record.first_lane)
-            expected = self._rig.closed_form(sequence, record.max_new)
-            stops = [] if record.arrival.ignore_eos else [i for i, one in enumerate(expected) if one in self._rig.eos]
-            expected = record.expected[lane] = expected[: stops[0] + 1] if stops else expected
+            expected = record.expected[lane] = self._alone(record, lane)
         if tokens and tokens != (expected or [])[: len(tokens)]:
             raise ViolationError("I12", f"{record.arrival.name}, lane {lane}: {tokens}, alone it gives {expected}")
+
+    def _alone(self, record: Record, lane: int) -> list[int]:
+        if record.arrival.search is not None:
+            results = self._rig.search_form(record.first_lane) or []
+            return list(results[lane]) if lane < len(results) else []
+        sequence = self._lanes.get((record.arrival.name, lane), record.first_lane)
+        expected = self._rig.closed_form(sequence, record.max_new)
+        stops = [i for i, one in enumerate(expected) if self._stops(record, one)]
+        return expected[: stops[0] + 1] if stops else expected
+
+    def _stops(self, record: Record, token: int) -> bool:
+        return not record.arrival.ignore_eos and token in self._core.parts.eos_token_ids
 
     def _check_lane_end(self, record: Record, event: Event, tokens: list[int]) -> None:
         name, reason = record.arrival.name, event.lane_finish_reason
         self._counts[f"lanes ended: {reason}"] += 1
         if reason in ("stop", "length"):
             expected = record.expected.get(event.lane, [])
-            stopped = not record.arrival.ignore_eos and expected[-1:] != [] and expected[-1] in self._rig.eos
+            stopped = expected != [] and self._stops(record, expected[-1])
             if tokens != expected or (reason == "stop") != stopped:
                 raise ViolationError("I12", f"{name}, lane {event.lane}: {reason} after {tokens}, alone {expected}")
             return
         late = record.first_lane.request.deadline_s
+        too_few = record.arrival.search is not None and self._rig.search_form(record.first_lane) is None
         allowed = {
             "cancelled": record.was_cancelled,
             "deadline": late is not None and self._now_s > late,
-            "error": bool(self._trace.faults) or self._trace.when_kv_full == "exit",
+            "error": bool(self._trace.faults) or self._trace.when_kv_full == "exit" or too_few,
             "refused": self._trace.when_kv_full == "refuse",
         }
         if not allowed.get(str(reason), False):
@@ -164,7 +174,8 @@ class EndsWatch(Watcher):
 
     def _check_end(self, record: Record, event: Event) -> None:
         name, metrics = record.arrival.name, event.metrics
-        forked = record.arrival.n if record.tokens.get(0) else 1
+        is_search = record.arrival.search is not None
+        forked = record.arrival.n if is_search or record.tokens.get(0) else 1
         lanes = set(range(forked))
         cut_short = event.finish_reason in CALLERS_OWN
         if record.ended.keys() != lanes and not (cut_short and record.ended.keys() == {0}):

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 from trace_case import Arrival, Trace
-from trace_model import POSITION_BITS, TraceStore, code, namespace_number
+from trace_model import POSITION_BITS, code, namespace_number
 from trace_parts import Rig
 from trace_play import Frame, ViolationError, Watcher
 
-from pluglm.kernel.core import CacheKey, ModelInput, Segment, Sequence
+from pluglm.kernel.core import CacheKey, GroupInput, ModelInput, Segment, Sequence
+from pluglm.kernel.interfaces.kv import GroupTable
 
 PROBE_ID = 1 << 40  # a sequence of the oracle's own
 AUDIT_SAYS = {"share": "I2", "in the free list twice": "I3", "free and held": "I3"}
@@ -25,8 +26,7 @@ class MemoryWatch(Watcher):
         self._rig, self._counts = rig, counts
         self._kv, self._core = rig.kv, rig.core
         self._block_size = self._kv.layout.block_size
-        self._store = self._core.parts.runner.store
-        self._reads_back = isinstance(self._store, TraceStore)
+        self._store, self._groups = self._core.parts.runner.store, self._kv.layout.groups
         self._may_be_poisoned = bool(trace.faults)
         self._has_cache = self._core.parts.prefix_cache is not None
         self._lanes: dict[int, Sequence] = {}
@@ -34,7 +34,6 @@ class MemoryWatch(Watcher):
         self._salts: dict[bytes, str] = {}
         self._computed: dict[bytes, set[int]] = {}  # namespace -> checksums of prefixes computed since the last reset
         self._out_of_date: set[int] = set()  # sequences with KV that is older than the last reset
-        self._num_cached: dict[int, int] = {}
         self._entries: list[Any] = []
 
     def arrived(self, arrival: Arrival, refused: str | None) -> None:
@@ -49,7 +48,7 @@ class MemoryWatch(Watcher):
         """Know a sequence; a lane that was forked has KV as old as that of the first lane."""
         self._lanes[lane.sequence_id] = lane
         first = self._first_lanes.setdefault(lane.request.request_id, lane.sequence_id)
-        if first in self._out_of_date:
+        if first in self._out_of_date and lane.walk is None:  # nobody knows which lane one of a search comes from
             self._out_of_date.add(lane.sequence_id)
 
     def reset(self) -> None:
@@ -70,11 +69,18 @@ class MemoryWatch(Watcher):
     def writing(self, inputs: ModelInput) -> None:
         self._counts["copies on write"] += len(inputs.copies)
         holders = Counter(block for table in self._tables().values() for block in table)
-        for segment in inputs.segments:
-            for block in written_blocks(segment, self._block_size):
-                if holders[block] != 1:
-                    what = f"sequence {segment.sequence_id} writes to block {block}, which {holders[block]} tables hold"
-                    raise ViolationError("I4", what)
+        for part in inputs.groups or (inputs,):
+            first = self._first_block(part.layers[0]) if isinstance(part, GroupInput) else 0
+            for segment in part.segments:
+                for block in written_blocks(segment, self._block_size):
+                    if (count := holders[first + block]) != 1:
+                        what = f"sequence {segment.sequence_id} writes to block {block}, which {count} tables hold"
+                        raise ViolationError("I4", what)
+
+    def _first_block(self, layer: int) -> int:
+        """Of the layer's group, in the numbers of the whole layout."""
+        number = next((n for n, group in enumerate(self._groups) if layer in group.layers), 0)
+        return sum(group.num_blocks for group in self._groups[:number])
 
     def _tables(self) -> dict[int, tuple[int, ...]]:
         """By sequence id, of everyone who may hold KV. I1 when somebody should and does not, or the reverse."""
@@ -103,12 +109,14 @@ class MemoryWatch(Watcher):
                 self._meet(lane)
         tables = self._tables()
         self._count_blocks(tables)
-        self._look_up_adopted()
+        self._look_up_adopted(frame)
         self._note_computed(frame)
         for sequence_id, table in tables.items():
             lane = self._lanes[sequence_id]
             if lane.holds_kv:
-                self._read_back(lane, table)
+                num_tokens = lane.num_sound if self._may_be_poisoned else lane.num_computed
+                for layer, one in self._layer_tables(sequence_id, table).items():
+                    self._read_back(lane, num_tokens, layer, one)
         kept = set(map(id, self._known_entries()))
         self._counts["evictions"] += sum(id(one) not in kept for one in self._entries)
         self._entries = []
@@ -117,8 +125,9 @@ class MemoryWatch(Watcher):
         holders = Counter(block for table in tables.values() for block in table)
         capacity = self._kv.capacity()
         classes = (capacity.free_blocks, capacity.held_blocks, capacity.cached_blocks)
-        if (books := getattr(self._kv, "_books", None)) is not None:
-            count_books(books, holders, capacity.total_blocks)
+        for books, first, num_blocks in all_books(self._kv):
+            held = {block - first: count for block, count in holders.items() if first <= block < first + num_blocks}
+            count_books(books, Counter(held), num_blocks)
         if sum(classes) != capacity.total_blocks or min(classes) < 0:
             raise ViolationError("I1", f"free, held and cached blocks are {classes} of {capacity.total_blocks}")
         if capacity.held_blocks != len(holders):
@@ -129,17 +138,18 @@ class MemoryWatch(Watcher):
             name = next((name for words, name in AUDIT_SAYS.items() if words in str(error)), "I1")
             raise ViolationError(name, str(error)) from error
 
-    def _look_up_adopted(self) -> None:
+    def _look_up_adopted(self, frame: Frame) -> None:
         """An adopted prefix was computed before, whole and in the same namespace."""
-        for one in self._lanes.values():
-            num_adopted = one.num_cached - self._num_cached.get(one.sequence_id, 0)
-            if not num_adopted:
-                continue
-            self._num_cached[one.sequence_id] = one.num_cached
-            self._counts["prefix hits"] += 1
-            self._counts["adopted tokens"] += num_adopted
-            self._out_of_date.discard(one.sequence_id)
-            self._require_computed(one, num_adopted)
+        if frame.view is None:
+            return
+        had = {one.sequence_id: one.num_computed for one in frame.view.waiting}
+        for segment in (one for inputs in frame.batches for one in inputs.segments):
+            sequence_id, num_adopted = segment.sequence_id, segment.num_context
+            if num_adopted > had.get(sequence_id, num_adopted):
+                self._counts["prefix hits"] += 1
+                self._counts["adopted tokens"] += num_adopted
+                self._out_of_date.discard(sequence_id)
+                self._require_computed(self._lanes[sequence_id], num_adopted)
 
     def _require_computed(self, lane: Sequence, num_tokens: int) -> None:
         checksum = checksums(lane, num_tokens)[-1]
@@ -154,24 +164,36 @@ class MemoryWatch(Watcher):
             lane = self._lanes[segment.sequence_id]
             if not segment.num_context:
                 self._out_of_date.discard(segment.sequence_id)
-            if segment.sequence_id not in self._out_of_date and lane.num_sound:
+            if (segment.sequence_id not in self._out_of_date or lane.walk is not None) and lane.num_sound:
                 self._computed.setdefault(lane.namespace, set()).update(checksums(lane, lane.num_sound))
 
-    def _read_back(self, lane: Sequence, table: tuple[int, ...]) -> None:
-        num_tokens = lane.num_sound if self._may_be_poisoned else lane.num_computed
-        if num_tokens > len(table) * self._block_size:
-            raise ViolationError("I5", f"sequence {lane.sequence_id}: {len(table)} blocks for {num_tokens} tokens")
-        if not self._reads_back or not num_tokens:
+    def _layer_tables(self, sequence_id: int, table: tuple[int, ...]) -> dict[int, GroupTable]:
+        """One layer of each group, and its table; of the first layer, where one table serves them all."""
+        if not self._groups:
+            return {0: GroupTable(0, table)}
+        tables = self._kv.group_tables(sequence_id)
+        return {group.layers[0]: one for group, one in zip(self._groups, tables, strict=True)}
+
+    def _read_back(self, lane: Sequence, num_tokens: int, layer: int, table: GroupTable) -> None:
+        """What a layer stores of a sequence's tokens: all that a query to come may see, in its own namespace."""
+        name, (start, blocks), size = f"sequence {lane.sequence_id}", table, self._block_size
+        window = self._core.parts.runner.spec.layers[layer].window
+        if start and (window is None or start > max(num_tokens, lane.num_computed) - window + 1):
+            raise ViolationError("I5", f"{name} gave back {start} of {lane.num_computed} tokens in layer {layer}")
+        if num_tokens - start > len(blocks) * size:
+            raise ViolationError("I5", f"{name} has {len(blocks)} blocks for tokens {start} to {num_tokens}")
+        if num_tokens <= start:
             return
-        slots = (np.array(table)[:, None] * self._block_size + np.arange(self._block_size)).ravel()[:num_tokens]
-        tokens, places = self._store.tokens_S[slots], self._store.places_S[slots]
-        wanted = np.arange(num_tokens) + namespace_number(lane.namespace)
-        wrong = (tokens != lane.token_ids[:num_tokens]) | (places != wanted)
+        slots = (np.array(blocks)[:, None] * size + np.arange(size)).ravel()[: num_tokens - start]
+        tokens = self._store.keys(layer).numpy()[slots, 0, 0]
+        places = self._store.values(layer).numpy()[slots, 0, 0]
+        wanted = np.arange(start, num_tokens) + self._rig.namespace_number(lane.namespace)
+        wrong = (tokens != lane.token_ids[start:num_tokens]) | (places != wanted)
         if wrong.any():
             at = int(wrong.argmax())
             there = f"token {tokens[at]} of position {places[at] % (1 << POSITION_BITS)}"
-            what = f"sequence {lane.sequence_id}, position {at}: the slot holds {there}, not token {lane.token_ids[at]}"
-            raise ViolationError("I5", f"{what} in its own namespace")
+            what = f"the slot holds {there}, not token {lane.token_ids[start + at]}"
+            raise ViolationError("I5", f"{name}, position {start + at}: {what} of its own namespace")
 
     def drained(self) -> None:
         """What is still cached is adopted once more and read back; then the cache is emptied."""
@@ -193,8 +215,8 @@ class MemoryWatch(Watcher):
             raise ViolationError("I5", f"probe promised {num_tokens} tokens, acquire gave {num_adopted}")
         if num_adopted:
             self._require_computed(lane, num_adopted)
-            lane.num_computed = lane.num_sound = num_adopted
-            self._read_back(lane, self._table(PROBE_ID) or ())
+            for layer, one in self._layer_tables(PROBE_ID, self._table(PROBE_ID) or ()).items():
+                self._read_back(lane, num_adopted, layer, one)
         transaction = self._kv.transaction()
         transaction.release(PROBE_ID)
         transaction.commit()
@@ -216,6 +238,14 @@ def checksums(lane: Sequence, num_tokens: int) -> list[int]:
 
 def written_blocks(segment: Segment, block_size: int) -> tuple[int, ...]:
     return segment.block_table[segment.num_context // block_size : -(-segment.num_keys // block_size)]
+
+
+def all_books(kv: Any) -> list[tuple[Any, int, int]]:
+    """The Books of a manager that keeps some, with their first block and how many they are of."""
+    if (books := getattr(kv, "_books", None)) is not None:
+        return [(books, 0, books.num_blocks)]
+    pools = getattr(getattr(kv, "_pools", None), "pools", ())
+    return [(pool.books, pool.first_block, pool.books.num_blocks) for pool in pools]
 
 
 def count_books(books: Any, holders: Counter[int], num_blocks: int) -> None:

@@ -50,6 +50,11 @@ def most_overtakes(trace: Trace) -> int | None:
     return config.max_overtakes if trace.policy == "prefix_first" else None
 
 
+def may_start(view: StepView) -> list[RequestView]:
+    """Those that wait for a seat. A lane of a search that has its logits waits for the other lanes."""
+    return [one for one in view.waiting if one.num_pending]
+
+
 VICTIMS_BY_ARRIVAL = ("fcfs", "fair", "prefix_first")  # nobody loses anything to a later arrival
 
 
@@ -61,6 +66,7 @@ class OrderWatch(Watcher):
         self._rank, self._most = start_order(trace), most_overtakes(trace)
         self._passed: Counter[int] = Counter()
         self._batch: set[str] = set()
+        self._have_run: set[str] = set()
 
     def after_step(self, frame: Frame) -> None:
         if frame.view is None or frame.plan is None:
@@ -70,6 +76,7 @@ class OrderWatch(Watcher):
         if started and self._rank is not None:
             self._check_starts(frame.view, started, self._rank)
         self._count_overtakes(frame.view, started)
+        self._have_run |= {one.request_id for one in frame.view.waiting if one.sequence_id in started}
         if self._trace.policy in VICTIMS_BY_ARRIVAL or self._trace.policy in ("shortest_first", "priority", "deadline"):
             self._check_victims(frame.view, frame.plan)
         if self._trace.policy == "static_batch":
@@ -77,7 +84,9 @@ class OrderWatch(Watcher):
 
     def _check_starts(self, view: StepView, started: set[int], rank: Rank) -> None:
         """Those that start are the first of those that wait."""
-        judged = [one for one in view.waiting if self._trace.policy != "static_batch" or not one.lane]
+        judged = may_start(view)
+        if self._trace.policy == "static_batch":  # further lanes belong to the batch of the first
+            judged = [one for one in judged if one.request_id not in self._have_run]
         last = max((rank(one) for one in judged if one.sequence_id in started), default=())
         for one in judged:
             if one.sequence_id not in started and rank(one) < last:
@@ -87,7 +96,7 @@ class OrderWatch(Watcher):
         if self._most is None:
             return
         arrivals = [arrival(one) for one in view.waiting if one.sequence_id in started]
-        still = [one for one in view.waiting if one.sequence_id not in started]
+        still = [one for one in may_start(view) if one.sequence_id not in started]
         for one in still:
             later = sum(rank > arrival(one) for rank in arrivals)
             self._passed[one.sequence_id] += min(later, 1) if self._trace.policy == "fcfs" else later
@@ -116,6 +125,6 @@ class OrderWatch(Watcher):
             return
         lost = {*plan.preempted, *plan.offloaded, *plan.paused}
         first = min(view.running, key=rank)
-        waiting_ahead = any(rank(one) < rank(first) for one in view.waiting)
+        waiting_ahead = any(rank(one) < rank(first) for one in may_start(view))
         if first.sequence_id in lost and not waiting_ahead:
             raise ViolationError("I11", f"sequence {first.sequence_id} is ahead of all and loses its seat: {plan}")

@@ -21,7 +21,8 @@ class PlanWatch(Watcher):
 
     def after_step(self, frame: Frame) -> None:
         for one in self._core.roster.live():
-            if not 0 <= one.num_sound <= one.num_computed < len(one.token_ids):
+            most = len(one.token_ids) if one.parked is not None else len(one.token_ids) - 1
+            if not 0 <= one.num_sound <= one.num_computed <= most:
                 what = f"{one.num_sound} sound and {one.num_computed} computed of {len(one.token_ids)} known tokens"
                 raise ViolationError("I6", f"sequence {one.sequence_id} has {what}")
         if frame.view is None or frame.plan is None:

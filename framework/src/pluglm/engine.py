@@ -24,6 +24,7 @@ from pluglm.kernel.interfaces.services import Progress
 from pluglm.kernel.sampling_params import SamplingParams
 from pluglm.kv import files
 from pluglm.kv.files import LoadedKV, SavedKV
+from pluglm.kv.tier_set import TierCounts
 from pluglm.outputs import Prompt, RequestOutput, StreamChunk
 from pluglm.prompts import prompt_token_ids
 from pluglm.text.tokenizer import Tokenizer
@@ -129,6 +130,12 @@ class Engine:
         with self._turn():
             self._check_open()
             self._core.memory.reset_cache()
+            self._core.parts.tiers.reset(self._core)
+
+    @property
+    def kv_tiers(self) -> Mapping[str, TierCounts]:
+        """How many blocks each KV tier has stored and loaded so far, and how many came to nothing."""
+        return cast(Mapping[str, TierCounts], self._core.parts.tiers.counts)
 
     def save_kv(self, prompt: Prompt, path: str | Path, *, salt: str = "") -> SavedKV:
         """Write the KV of the prompt's longest cached prefix to a file, for load_kv in this or another process.

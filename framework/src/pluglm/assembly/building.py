@@ -11,7 +11,8 @@ from pluglm.assembly.checked_attention import CheckedAttention
 from pluglm.assembly.hook_calls import HookCaller
 from pluglm.assembly.locating import locate
 from pluglm.assembly.namespace import KVIdentity
-from pluglm.assembly.resolving import ResolvedRun
+from pluglm.assembly.resolving import ResolvedRun, capabilities_of
+from pluglm.kernel.cache_keys import namespace
 from pluglm.kernel.config import validate
 from pluglm.kernel.core import Budget
 from pluglm.kernel.errors import CheckpointError, ConfigError, PluginError
@@ -20,13 +21,15 @@ from pluglm.kernel.interfaces.backend import Backend, BackendContext
 from pluglm.kernel.interfaces.checkpoint import Checkpoint
 from pluglm.kernel.interfaces.component import BuildContext, ComponentConfig
 from pluglm.kernel.interfaces.kv import PrefixCache
+from pluglm.kernel.interfaces.kv_tier import PERSISTENT
 from pluglm.kernel.interfaces.model import LinearFactory, Model, ModelSpec
 from pluglm.kernel.interfaces.services import Progress, Runner, Services, TokenizerView
-from pluglm.kernel.parts import Limits, Parts
+from pluglm.kernel.parts import Limits, Parts, Tiers
 from pluglm.kernel.planner import PolicyScheduler
 from pluglm.kernel.registry import list_entries, load
 from pluglm.kernel.runner import ModelRunner
 from pluglm.kv.no_tiers import NoTiers
+from pluglm.kv.tiering import KVTiers
 
 KV_SHARE = 4  # the KV cache takes at most one part in this many of the free memory, unless the config says more
 
@@ -60,10 +63,11 @@ class _Builder:
             context = self._context(spec, backend, checkpoint, self._max_model_len(spec))
             slots = ("attention", "kv", "scheduler", "sampler", "grammar", "drafter", "search")
             built = {slot: self._slots[slot].build(context) for slot in slots if slot in self._slots}
+            tiers = self._tiers(context)
             runner = self._runner(backend, family, checkpoint, built, make_linear)
         finally:
             checkpoint.close()
-        return self._parts(context, built, runner, hooks, identity)
+        return self._parts(context, built, runner, hooks, identity, tiers)
 
     def _parts(
         self,
@@ -72,17 +76,19 @@ class _Builder:
         runner: ModelRunner,
         hooks: HookCaller,
         identity: KVIdentity,
+        tiers: Tiers,
     ) -> Parts:
         is_policy = self._slots["scheduler"].entry.kind == "scheduling_policy"
         involved = [self._names[slot] for slot in ("backend", "attention", "quantizer") if slot in self._names]
         engine, text_stream = self._config.engine, self._services.text_stream
         scheduler: Any = built["scheduler"]
+        is_kept = any(PERSISTENT in capabilities_of(tier).provides for tier in self._run.kv_tiers.values())
         return Parts(
             runner=runner,
             prefix_cache=cast(Any, runner.kv) if isinstance(built["kv"], PrefixCache) else None,
-            namespace=identity.namespace(),
+            namespace=namespace(identity.portable_fields()) if is_kept else identity.namespace(),
             kv_fields=identity.portable_fields,
-            tiers=NoTiers(),
+            tiers=tiers,
             scheduler=cast(Any, PolicyScheduler(scheduler, engine.when_kv_full)) if is_policy else scheduler,
             policy=scheduler if is_policy else None,
             sampler=built["sampler"],
@@ -104,6 +110,10 @@ class _Builder:
                 exits_when_full=engine.when_kv_full == "exit",
             ),
         )
+
+    def _tiers(self, context: BuildContext) -> Tiers:
+        built = {name: tier.build(context) for name, tier in self._run.kv_tiers.items()}
+        return KVTiers(built, self.guard, self._config.engine.kv_tier_timeout_s) if built else NoTiers()
 
     def _backend(self) -> Backend:
         part, engine = self._slots["backend"], self._config.engine

@@ -6,7 +6,7 @@ Everything that can be wrong with a name, a version, a config or a combination i
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from pluglm.assembly.run_config import RunConfig
 from pluglm.kernel.config import Slot, validate
 from pluglm.kernel.errors import ComponentFailure, IncompatibleError, PluginError, PluglmError, describe
 from pluglm.kernel.interfaces.component import BATCH_INVARIANT, DETERMINISTIC, Capabilities, ComponentUser
+from pluglm.kernel.interfaces.kv import EvictionLog
 from pluglm.kernel.registry import Entry, load
 
 SLOTS: dict[str, tuple[str, ...]] = {
@@ -56,13 +57,15 @@ class ResolvedRun:
 
     config: RunConfig
     slots: Mapping[str, Resolved]
+    kv_tiers: Mapping[str, Resolved]
     hooks: Mapping[str, Resolved]
     auto: Mapping[str, Mapping[str, str]]
 
     @property
     def parts(self) -> dict[str, Resolved]:
-        """Every filled slot, then every hook as `hooks.NAME`, in the order of the config."""
-        return {**self.slots, **{f"hooks.{name}": hook for name, hook in self.hooks.items()}}
+        """Every filled slot, then every tier as `kv_tiers.NAME` and every hook as `hooks.NAME`, as in the config."""
+        lists = {"kv_tiers": self.kv_tiers, "hooks": self.hooks}
+        return {**self.slots, **{f"{key}.{name}": one for key, many in lists.items() for name, one in many.items()}}
 
     def plan(self) -> dict[str, dict[str, Any]]:
         """What fills each slot, as JSON data: two processes that print the same plan run the same components."""
@@ -107,16 +110,28 @@ def resolve(config: RunConfig) -> ResolvedRun:
             slots[slot], auto[slot] = _choose(slot, chosen, config)
         else:
             slots[slot] = _resolve_slot(kinds, chosen, config, (slot,))
-    hooks: dict[str, Resolved] = {}
-    for index, one in enumerate(config.hooks):
-        name = one.use if one.use not in hooks else f"{one.use}#{index}"
-        hooks[name] = _resolve_slot(("hooks",), one, config, ("hooks", str(index)))
+    kv_tiers = _resolve_list("kv_tier", "kv_tiers", config.kv_tiers, config)
+    hooks = _resolve_list("hooks", "hooks", config.hooks, config)
     for slot, part in slots.items():
         if isinstance(part.cls, ComponentUser):
             for kind, name, options in part.cls.uses(part.config):
                 _resolve_slot((kind,), Slot(use=name, **options), config, (slot, name))
-    _check_combination(config, slots)
-    return ResolvedRun(config=config, slots=slots, hooks=hooks, auto=auto)
+    _check_combination(config, {**slots, **{f"kv_tiers.{name}": tier for name, tier in kv_tiers.items()}})
+    if kv_tiers and not issubclass(slots["kv"].cls, EvictionLog):
+        raise IncompatibleError(
+            f"{slots['kv'].entry} cannot run with kv_tiers: it does not say what it evicts; use one that caches "
+            f"prefixes, such as kv: hash_prefix, or leave kv_tiers out"
+        )
+    return ResolvedRun(config=config, slots=slots, kv_tiers=kv_tiers, hooks=hooks, auto=auto)
+
+
+def _resolve_list(kind: str, key: str, many: Sequence[Slot], config: RunConfig) -> dict[str, Resolved]:
+    """By name; further ones of a name get their number in the list."""
+    found: dict[str, Resolved] = {}
+    for index, one in enumerate(many):
+        name = one.use if one.use not in found else f"{one.use}#{index}"
+        found[name] = _resolve_slot((kind,), one, config, (key, str(index)))
+    return found
 
 
 def _resolve_slot(kinds: tuple[str, ...], slot: Slot, config: RunConfig, path: tuple[str, ...]) -> Resolved:

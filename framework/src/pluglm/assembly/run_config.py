@@ -35,6 +35,7 @@ class EngineConfig(BaseModel):
     max_waiting_requests, max_waiting_tokens: the queue refuses what would make it longer. when_kv_full: what gives when
     a running request finds no free block: the prefix cache and then the policy's victims (shrink), the victims first
     (preempt), the request itself (refuse), or the whole run (exit). offload_memory: host bytes for offloaded KV.
+    kv_tier_timeout_s: KV that a tier has not brought by then is computed instead.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -48,6 +49,7 @@ class EngineConfig(BaseModel):
     max_waiting_tokens: int | None = Field(default=None, ge=1)
     when_kv_full: Literal["shrink", "preempt", "refuse", "exit"] = "shrink"
     offload_memory: int = Field(default=1 << 30, ge=0)
+    kv_tier_timeout_s: float = Field(default=1.0, gt=0, le=threading.TIMEOUT_MAX)
     plugin_timeout_s: float = Field(default=300.0, gt=0, le=threading.TIMEOUT_MAX)
 
 
@@ -66,6 +68,7 @@ class RunConfig(BaseModel):
     drafter: Slot | None = None
     grammar: Slot | None = None
     search: Slot | None = None
+    kv_tiers: tuple[Slot, ...] = ()
     hooks: tuple[Slot, ...] = ()
     sampling: SamplingParams = SamplingParams()
     engine: EngineConfig = EngineConfig()

@@ -28,7 +28,13 @@ class HookCalls(Protocol):
 
 
 class Tiers(Protocol):
-    """KV memory beside the device's. Each call sees the engine between two of its own acts, and never raises."""
+    """KV memory beside the device's. Each call sees the engine between two of its own acts, and never raises.
+
+    counts: by tier, what became of its blocks.
+    """
+
+    @property
+    def counts(self) -> Mapping[str, object]: ...
 
     def before_plan(self, engine: EngineCore) -> None:
         """Loads for waiting sequences; those whose KV is on its way are held out of the plan."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from pluglm.kernel.core import Budget, PlanItem, RequestView, StepPlan, StepView
 from pluglm.kernel.errors import KVExhausted
@@ -30,6 +30,7 @@ class _Draft:
     items: dict[int, int] = field(default_factory=dict)
     lost: dict[Preemption, list[int]] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
+    is_crowded: bool = False  # somebody waits who was preempted before
 
     def plan(self) -> StepPlan:
         return StepPlan(
@@ -61,6 +62,7 @@ class PolicyScheduler:
         running = {request.sequence_id: request for request in view.running}
         paused = {request.sequence_id: request for request in view.waiting if request.holds_kv}
         draft = _Draft(view, kv, budget.num_tokens, budget.num_seats - len(running), running, paused)
+        draft.is_crowded = any(request.num_preemptions for request in view.waiting)
         for sequence_id in list(self.policy.order_running(view)):
             if sequence_id in draft.running and sequence_id not in draft.items and draft.tokens_left > 0:
                 self._serve_running(draft, draft.running[sequence_id])
@@ -95,6 +97,17 @@ class PolicyScheduler:
             if not evict:
                 evict = True
             elif not (is_running or not draft.running) or not _reclaim(draft, request):
+                return False
+        return True
+
+    def _keep_headroom(self, draft: _Draft, request: RequestView) -> bool:
+        """Once somebody had to give way, whoever comes in leaves a free block for each one that runs then.
+
+        Else it would take the room of another's next token, and the two would throw each other out in turn.
+        """
+        num_seats = draft.view.budget.num_seats
+        while draft.is_crowded and 0 < num_seats - draft.seats_left >= draft.kv.free_blocks():
+            if not self._make_room(draft, request, "kv"):
                 return False
         return True
 
@@ -134,7 +147,8 @@ class PolicyScheduler:
         if not request.holds_kv:
             num_computed = draft.kv.acquire(request.sequence_id, request.cache_key) or num_computed
         num_tokens = min(num_tokens, request.num_known - num_computed + request.num_drafts)
-        if not self._find_room(draft, request, max(request.num_known, num_computed + num_tokens)):
+        num_held = max(request.num_known, num_computed + num_tokens)
+        if not self._find_room(draft, request, num_held) or not self._keep_headroom(draft, request):
             if not request.holds_kv:
                 draft.kv.release(request.sequence_id)
             return self._may_skip(draft, request, "kv")
@@ -152,6 +166,8 @@ class PolicyScheduler:
         answer = self.policy.on_blocked(draft.view, request, need)
         if not isinstance(answer, Victims):
             return False
+        if answer.mode not in get_args(Preemption):
+            raise ValueError(f"on_blocked gave mode {answer.mode!r}; it is one of {', '.join(get_args(Preemption))}")
         mode = "recompute" if need == "kv" and answer.mode == "pause" else answer.mode
         for victim in answer.sequence_ids:
             if victim in draft.running and victim != request.sequence_id:

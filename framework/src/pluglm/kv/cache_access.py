@@ -57,18 +57,28 @@ class CacheAccess:
         finally:
             self._give_back(sequence_id)
 
-    def fill(self, key: CacheKey, data: Sequence[torch.Tensor]) -> str:
-        """Make the key's first key.limit tokens adoptable; returns why there was no room, or nothing.
+    def read_blocks(self, blocks: Sequence[int]) -> list[list[torch.Tensor]]:
+        """Of each block: keys and values of each layer in turn, [block_size, K, H] on the host, in its own memory."""
+        size = self._core.kv.layout.block_size
+        slots = torch.tensor([block * size + offset for block in blocks for offset in range(size)], dtype=torch.int64)
+        read = partial(read_slots, self._store, self._layers, slots)
+        stored = [one.split(size) for one in _required(self._core.attempt("backend", (), read), self._names["backend"])]
+        return [[one[number].clone() for one in stored] for number in range(len(blocks))]
 
-        data: what `read` gives, of those tokens. Idle cached blocks are evicted for it, as for any request.
+    def fill(self, key: CacheKey, data: Sequence[torch.Tensor], start: int = 0) -> str:
+        """Make the key's first key.limit tokens adoptable; returns why that cannot be, or nothing.
+
+        data: what `read` gives, of those tokens from number `start` on; the ones before it must be cached already. Idle
+        cached blocks are evicted for it, as for any request.
         """
         sequence_id = self._core.roster.new_id()
         try:
-            made = self._core.memory.change("kv", (), partial(self._make_room, sequence_id, key))
+            made = self._core.memory.change("kv", (), partial(self._make_room, sequence_id, key, start))
             made = _required(made, self._names["kv"])
             if isinstance(made, str):
                 return made
-            write = partial(self._write, sequence_id, key.limit, made, data)
+            self._core.parts.tiers.after_commit(self._core)
+            write = partial(self._write, sequence_id, range(start, key.limit), made, data)
             _required(self._core.attempt("backend", (), write), self._names["backend"])
             publish = partial(self._publish, sequence_id, key)
             _required(self._core.attempt("kv", (), publish), self._names["kv"])
@@ -76,11 +86,16 @@ class CacheAccess:
         finally:
             self._give_back(sequence_id)
 
-    def _make_room(self, sequence_id: int, key: CacheKey, transaction: Any) -> str | tuple[int, BlockCopies]:
+    def _make_room(
+        self, sequence_id: int, key: CacheKey, start: int, transaction: Any
+    ) -> str | tuple[int, BlockCopies]:
         """Tokens that are cached already, and the copies to make before the rest is written."""
         kv = StepKV(transaction, self._names["kv"])
         try:
             num_adopted = kv.acquire(sequence_id, key)
+            if num_adopted < start:
+                transaction.rollback()
+                return f"only {num_adopted} of the {start} tokens before it are cached"
             kv.extend(sequence_id, key.limit)
         except KVExhausted as full:
             transaction.rollback()
@@ -88,13 +103,14 @@ class CacheAccess:
         return num_adopted, kv.commit()
 
     def _write(
-        self, sequence_id: int, num_tokens: int, made: tuple[int, BlockCopies], data: Sequence[torch.Tensor]
+        self, sequence_id: int, given: range, made: tuple[int, BlockCopies], data: Sequence[torch.Tensor]
     ) -> bool:
+        """Copies, then those of the given tokens that were not cached."""
         num_adopted, copies = made
         self._store.copy_blocks(copies)
-        if num_adopted < num_tokens:
-            slots = self._slots(sequence_id, num_adopted, num_tokens)
-            write_slots(self._store, slots, [one[num_adopted:num_tokens] for one in data])
+        if num_adopted < given.stop:
+            slots = self._slots(sequence_id, num_adopted, given.stop)
+            write_slots(self._store, slots, [one[num_adopted - given.start :] for one in data])
         return True
 
     def _publish(self, sequence_id: int, key: CacheKey) -> bool:

@@ -10,7 +10,9 @@ from pluglm.kernel.engine import EngineCore
 class NoTiers:
     """Does nothing at every call; see Tiers in the kernel's parts."""
 
-    counts: Mapping[str, object] = {}
+    @property
+    def counts(self) -> Mapping[str, object]:
+        return {}
 
     def before_plan(self, engine: EngineCore) -> None: ...
 

@@ -87,8 +87,8 @@ def read_bounded(path: Path, most_bytes: int) -> bytes:
     return data
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """The file appears complete or not at all, also when the machine stops. Raises OSError; nothing is left then.
+def write_whole(path: Path, data: bytes, is_durable: bool = True) -> None:
+    """The file appears complete or not at all, a durable one also when the machine stops. Raises OSError.
 
     Only its owner may read it: KV gives away what the prompt was.
     """
@@ -98,12 +98,14 @@ def write_whole(path: Path, data: bytes) -> None:
         with os.fdopen(handle, "wb") as stream:
             stream.write(data)
             stream.flush()
-            os.fsync(stream.fileno())
+            if is_durable:
+                os.fsync(stream.fileno())
         os.replace(name, path)
     except BaseException:
         os.unlink(name)
         raise
-    _sync_folder(path.parent)
+    if is_durable:
+        _sync_folder(path.parent)
 
 
 def _sync_folder(folder: Path) -> None:
