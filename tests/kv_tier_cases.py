@@ -25,8 +25,10 @@ def disk(path: Path, **keys: Any) -> dict[str, Any]:
 
 
 def tiered(model: Path, *tiers: Any, use: str = "hash_prefix", make: Any = fake_config, **slots: Any) -> RunConfig:
+    """A timeout that no disk reaches, unless a test wants another one."""
     kv = {"num_blocks": NUM_BLOCKS, **slots.pop("kv", {})}
-    return cached(model, use, BLOCK_SIZE, make, kv=kv, kv_tiers=list(tiers), **slots)
+    engine = {"kv_tier_timeout_s": 60.0, **slots.pop("engine", {})}
+    return cached(model, use, BLOCK_SIZE, make, kv=kv, kv_tiers=list(tiers), engine=engine, **slots)
 
 
 def tier_of(engine: Engine) -> Any:

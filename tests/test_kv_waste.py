@@ -16,7 +16,10 @@ from pluglm import Engine, SamplingParams
 
 ROOT = Path(__file__).parents[1]
 CONTEXT, SEATS, REQUESTS = 2048, 16, 64
-MEAN_PROMPT, MEAN_OUTPUT = 161, 338  # tokens; of ShareGPT conversations in the paper on PagedAttention, arXiv:2309.06180
+MEAN_PROMPT, MEAN_OUTPUT = (
+    161,
+    338,
+)  # tokens; of ShareGPT conversations in the paper on PagedAttention, arXiv:2309.06180
 MANAGERS: dict[str, dict[str, Any]] = {
     "contiguous": {"use": "contiguous"},
     "paged, blocks of 64": {"use": "paged", "block_size": 64},
@@ -106,7 +109,7 @@ def test_contiguous_regions_waste_most_of_the_memory(found: dict[str, Reservatio
 def test_paged_tables_waste_less_than_a_block_a_sequence(found: dict[str, Reservation], block_size: int) -> None:
     """In every step, of every sequence; and nobody has less than it uses."""
     one = found[f"paged, blocks of {block_size}"]
-    assert 0 <= one.least_unused
+    assert one.least_unused >= 0
     assert one.most_unused < block_size
     assert one.waste < found["contiguous"].waste / 5
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_cases import GREEDY, fake_config, fake_tokens, ids, real_config, require_idle, vocab_size
+from engine_cases import GREEDY, fake_config, fake_tokens, ids, real_config, require_idle, vocab_size, write_plugin
 from step_cases import Steps
 
 from pluglm import Engine, RequestOutput
@@ -209,3 +209,42 @@ def test_where_they_do_not_all_lengths_share(tiny_model: Path, kv: str) -> None:
     with Engine.from_config(real_config(tiny_model, kv={"use": kv, "block_size": BLOCK})) as engine:
         outputs = [engine.generate(ids(*start, *rest), GREEDY)[0] for rest in ([100], [100, 101])]
     assert [num_cached(output) for output in outputs] == [0, 20 if kv == "hash_prefix" else 21]
+
+
+@CACHES
+@pytest.mark.parametrize("position", [1, 2, 3, 4])
+def test_a_stop_inside_accepted_drafts_is_a_stop(tiny_model: Path, tmp_path: Path, kv: str, position: int) -> None:
+    """KV of the drafts behind it was computed already; only that of the text is offered to others."""
+    source = """
+        from engine_cases import fake_tokens
+        from pluglm.kernel.interfaces.component import ComponentConfig
+        from pluglm.kernel.interfaces.drafter import Drafter
+
+        class Right(Drafter):
+            Config = ComponentConfig
+            interface_version = 1
+
+            def __init__(self, config, context):
+                pass
+
+            def propose(self, requests):
+                return [fake_tokens(one.token_ids, min(3, one.max_tokens), 320) for one in requests]
+
+            def observe(self, sequence_id, num_accepted, token_ids):
+                pass
+
+            def release(self, sequence_id):
+                pass
+    """
+    write_plugin(tmp_path, source, "right")
+    pool = {"use": kv, "block_size": BLOCK}
+    with Engine.from_config(fake_config(tiny_model, tmp_path, kv=pool, drafter="right:Right")) as engine:
+        expected = fake_tokens([1, 2, 3], position + 1, vocab_size(engine))
+        params = GREEDY.model_copy(update={"stop_token_ids": (expected[-1],)})
+        output = engine.generate(ids(1, 2, 3), params)[0]
+        assert (output.token_ids, output.finish_reason, output.error) == (expected, "stop", None)
+        known = [1, 2, 3, *expected]
+        turn = engine.generate(ids(*known, 9), GREEDY)[0]
+        assert turn.token_ids == fake_tokens([*known, 9], 8, vocab_size(engine))
+        assert adoptable(kv, len(known) - 1) <= num_cached(turn) <= adoptable(kv, len(known))
+        require_idle(engine)

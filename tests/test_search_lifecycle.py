@@ -130,7 +130,7 @@ def test_lanes_do_not_fill_the_queue(tiny_model: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"temperature": 1.0}, "a search takes no temperature"),
+        ({"temperature": 1.0}, "a search draws nothing; set temperature to 0"),
         ({"stop": ("x",)}, "a search takes no stop"),
         ({"stop_token_ids": (3,)}, "a search takes no stop_token_ids"),
         ({"logprobs": 2}, "a search takes no logprobs"),
@@ -140,7 +140,7 @@ def test_lanes_do_not_fill_the_queue(tiny_model: Path) -> None:
         ({"presence_penalty": -0.5}, "a search takes no presence_penalty"),
         ({"search": {}}, r"search\.width must be an integer from 1 \(n\) to 64"),
         ({"search": {"width": 2}, "n": 3}, r"search\.width must be an integer from 3 \(n\) to 64"),
-        ({"search": {"width": 4, "beams": 4}}, "unknown option 'beams'"),
+        ({"search": {"width": 4, "beams": 4}}, "search: unknown option 'beams'"),
     ],
 )
 def test_what_is_refused_at_the_door(engine: Engine, changes: dict[str, Any], says: str) -> None:

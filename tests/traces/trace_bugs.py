@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-from pluglm_schedulers.fcfs import FcfsPolicy
 from trace_model import TraceSampler, draw
 from trace_policies import ChaosPolicy
+from trace_tier import TraceTier
 
 from pluglm.kernel import admission, engine, memory, planner, planning
 from pluglm.kernel.core import CacheKey, Event, Sequence
@@ -23,6 +23,7 @@ from pluglm.kernel.memory import Memory
 from pluglm.kernel.planner import PolicyScheduler
 from pluglm.kernel.planning import Planning
 from pluglm.kv.transaction import BlockTransaction
+from pluglm_schedulers.fcfs import FcfsPolicy
 
 Patch = pytest.MonkeyPatch
 CACHES = ("hash_prefix", "radix")
@@ -75,7 +76,7 @@ def block_is_freed_twice(patch: Patch) -> None:
 
 
 def shared_block_is_not_copied(patch: Patch) -> None:
-    patch.setattr(BlockTransaction, "_needs_copy", lambda self, block, offset, num_new: False)
+    patch.setattr(BlockTransaction, "_needs_copy", lambda self, *_: False)
 
 
 def copy_is_never_made(patch: Patch) -> None:
@@ -95,6 +96,17 @@ def restored_blocks_are_mixed_up(patch: Patch) -> None:
         write(store, tables, saved._replace(data=[one.flip(0).flip(1) for one in saved.data]))
 
     patch.setattr(engine, "write_blocks", mixed)
+
+
+def tier_brings_other_blocks(patch: Patch) -> None:
+    load = TraceTier.load
+
+    def other(self: Any, key: bytes, token_ids: Any) -> Any:
+        lease = load(self, key, token_ids)
+        lease.data = [one + 1 for one in lease.data]
+        return lease
+
+    patch.setattr(TraceTier, "load", other)
 
 
 def stale_prefixes_survive_a_reset(patch: Patch) -> None:
@@ -261,6 +273,7 @@ BUGS = (
     Bug("I5", copy_is_never_made, kvs=("paged",)),
     Bug("I5", salts_share_a_namespace, kvs=CACHES),
     Bug("I5", restored_blocks_are_mixed_up, policies=("test:forced",)),
+    Bug("I5", tier_brings_other_blocks, kvs=CACHES),
     Bug("I5", stale_prefixes_survive_a_reset, kvs=CACHES),
     Bug("I6", one_token_too_many_counts_as_computed),
     Bug("I6", full_hit_leaves_nothing_to_compute, kvs=CACHES, policies=("fcfs", "test:forced")),

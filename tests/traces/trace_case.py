@@ -82,8 +82,8 @@ class Hold:
 class Trace:
     """policy: an installed scheduler or policy, or one of trace_policies. kv_config, policy_config: their own keys.
 
-    drafts: tokens that the scripted drafter proposes at most, 0 is no drafter. search: an installed one. resets: steps
-    before which the prefix cache is told to forget everything.
+    drafts: tokens that the scripted drafter proposes at most, 0 is no drafter. search: an installed one. tier: options
+    of a TraceTier behind the prefix cache. resets: steps before which both are told to forget everything.
     """
 
     policy: str
@@ -100,6 +100,7 @@ class Trace:
     offload_bytes: int = 1 << 20
     drafts: int = 0
     search: str | None = None
+    tier: dict[str, Any] | None = None
     arrivals: tuple[Arrival, ...] = ()
     cancels: tuple[Cancel, ...] = ()
     resets: tuple[int, ...] = ()

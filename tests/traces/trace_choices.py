@@ -50,7 +50,6 @@ class Choice:
         return self.cls.Config.model_fields  # type: ignore[no-any-return]
 
 
-
 @cache
 def schedulers() -> dict[str, Choice]:
     """Whole schedulers and policies by name."""
@@ -95,7 +94,9 @@ def draw_policy_config(name: str, dice: random.Random) -> dict[str, Any]:
     return config
 
 
-def draw_kv_config(name: str, dice: random.Random, num_blocks: int, block_size: int, max_model_len: int) -> dict[str, Any]:
+def draw_kv_config(
+    name: str, dice: random.Random, num_blocks: int, block_size: int, max_model_len: int
+) -> dict[str, Any]:
     """num_blocks pieces of memory; those that the class calls regions are long enough for a good part of a request."""
     options = managers()[name].options
     config: dict[str, Any] = {}

@@ -54,12 +54,21 @@ class _Maker:
             offload_bytes=dice.choice((0, 1 << 9, 1 << 20)),
             drafts=dice.choice((0, 0, 1, 3)),
             search=SEARCH if any(one.search for one in arrivals) else None,
+            tier=self._tier(),
             arrivals=arrivals,
             cancels=self._cancels(arrivals),
             resets=tuple(sorted(self._moment() for _ in range(dice.choice((0, 0, 0, 1, 2))))),
             faults=self._faults(),
             holds=self._holds(),
         )
+
+    def _tier(self) -> dict[str, Any] | None:
+        """Only behind a prefix cache that says what it evicts."""
+        if not hasattr(managers()[self.kv].cls, "take_evicted") or self.dice.random() < 0.6:
+            return None
+        dice = self.dice
+        drawn = {"delay_s": (0.0, 0.02, 0.05, 0.3), "fails": (0, 0, 3), "token_s": (0.0, 0.0, 0.0004, 1.0)}
+        return {name: dice.choice(values) for name, values in drawn.items()}
 
     def _when_full(self) -> WhenFull:
         options: tuple[WhenFull, ...] = ("shrink", "preempt", "refuse", "exit")
@@ -76,7 +85,9 @@ class _Maker:
         is_stormy = dice.random()
         steps = sorted(dice.choice(storms) if dice.random() < is_stormy else self._moment() for _ in range(count))
         alphabet = dice.sample(range(1, VOCAB_SIZE), dice.choice((1, 2, 4)))
-        stems = [tuple(dice.choices(alphabet, k=dice.randint(1, max(1, longest)))) for _ in range(dice.choice((1, 2, 3)))]
+        stems = [
+            tuple(dice.choices(alphabet, k=dice.randint(1, max(1, longest)))) for _ in range(dice.choice((1, 2, 3)))
+        ]
         traits = self._traits()
         return tuple(self._arrival(f"r{i}", step, longest, stems, alphabet, traits) for i, step in enumerate(steps))
 

@@ -86,7 +86,6 @@ class TraceStore:
                 blocks = stored_S.reshape(self.layout.num_blocks, self.layout.block_size)
                 blocks[targets] = blocks[sources]
 
-
     def read(self, segment: Segment, layer: int) -> np.ndarray:
         """What each key of the segment is, as `code` packs it."""
         size = self.layout.block_size

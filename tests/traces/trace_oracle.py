@@ -29,7 +29,7 @@ class DecisionLog(Watcher):
 
 
 def run_trace(trace: Trace, rig: Rig | None = None) -> Outcome:
-    """One run with every watcher. The order matters where one fault breaks several invariants: the cause comes first."""
+    """One run with every watcher. Their order matters where one fault breaks several invariants: causes come first."""
     found = Outcome()
     made: list[Watcher] = []
 
@@ -48,7 +48,8 @@ def run_trace(trace: Trace, rig: Rig | None = None) -> Outcome:
             outcome.most_preemptions = watcher.most
         elif isinstance(watcher, EndsWatch):
             outcome.tokens = {
-                name: [record.tokens[lane] for lane in sorted(record.tokens)] for name, record in watcher.records.items()
+                name: [record.tokens[lane] for lane in sorted(record.tokens)]
+                for name, record in watcher.records.items()
             }
     return outcome
 

@@ -24,6 +24,7 @@ from trace_model import (
     namespace_number,
     search_results,
 )
+from trace_tier import TIMEOUT_S, TraceTier
 
 from pluglm.kernel.core import Budget
 from pluglm.kernel.core import Sequence as Lane
@@ -39,6 +40,7 @@ from pluglm.kernel.parts import Limits, Parts
 from pluglm.kernel.planner import PolicyScheduler
 from pluglm.kernel.runner import ModelRunner
 from pluglm.kv.no_tiers import NoTiers
+from pluglm.kv.tiering import KVTiers
 
 SLOTS = ("backend", "attention", "kv", "scheduler", "sampler", "drafter", "grammar", "search")
 
@@ -149,6 +151,11 @@ class Rig:
         """The manager itself, without what watches its calls."""
         return getattr(self.core.kv, "_target", self.core.kv)
 
+    def reset_cache(self) -> None:
+        """As the public engine does it."""
+        self.core.memory.reset_cache()
+        self.core.parts.tiers.reset(self.core)
+
     def search_form(self, lane: Lane) -> list[tuple[int, ...]] | None:
         """The results of a search that runs alone; None when there are too few of them."""
         request, search = lane.request, self.core.parts.search
@@ -184,6 +191,9 @@ def build_rig(trace: Trace, world: World | None = None) -> Rig:
     is_policy = choice.kind == "scheduling_policy"
     watched: Any = Watched(kv, guard, "kv")  # type: ignore[arg-type]  # InlineGuard
     drafter = ScriptedDrafter(trace.drafts, lambda one: backend.namespace_of(one)) if trace.drafts else None
+    tiers: Any = NoTiers()
+    if trace.tier is not None:
+        tiers = KVTiers({"trace": TraceTier(backend.now, **trace.tier)}, guard, TIMEOUT_S)  # type: ignore[arg-type]
     search = component("search", trace.search) if trace.search else None
     search = None if search is None else search(search.Config(), context)
     stand_ins: Any = {"tokenizer": context.tokenizer, "drafter": drafter, "guard": guard, "sampler": TraceSampler()}
@@ -192,7 +202,7 @@ def build_rig(trace: Trace, world: World | None = None) -> Rig:
         prefix_cache=watched if isinstance(kv, PrefixCache) else None,
         namespace=b"trace",
         kv_fields=dict,
-        tiers=NoTiers(),
+        tiers=tiers,
         scheduler=PolicyScheduler(planner, trace.when_kv_full) if is_policy else planner,
         policy=planner if is_policy else None,
         grammar=None,

@@ -148,7 +148,7 @@ class _Player:
             self.rig.guard.settled = not self._is_held
         for reset in self.trace.resets:
             if reset == self.step:
-                self.rig.core.memory.reset_cache()
+                self.rig.reset_cache()
                 self._tell("reset")
         for arrival in self.trace.arrivals:
             if arrival.step == self.step:

@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pluglm_schedulers.fcfs import FcfsConfig, FcfsPolicy
-
 from pluglm.kernel.core import StepPlan
 from pluglm.kernel.interfaces.component import BuildContext, ComponentConfig
 from pluglm.kernel.interfaces.scheduler import (
@@ -23,6 +21,7 @@ from pluglm.kernel.interfaces.scheduler import (
     Victims,
 )
 from pluglm.kernel.planner import PolicyScheduler
+from pluglm_schedulers.fcfs import FcfsConfig, FcfsPolicy
 
 if TYPE_CHECKING:
     from pluglm.kernel.core import Budget, Event, RequestView, StepView

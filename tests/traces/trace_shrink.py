@@ -20,6 +20,8 @@ PLAIN: dict[str, tuple[Any, ...]] = {
     "max_waiting_requests": (None,),
     "max_waiting_tokens": (None,),
     "drafts": (0, 1),
+    "search": (None,),
+    "tier": (None, {}, {"delay_s": 0.02}),
     "offload_bytes": (1 << 20,),
     "num_tokens": (64, 16, 8, 4),
     "num_seats": (1, 2, 3, 4),

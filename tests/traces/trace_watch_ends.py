@@ -169,6 +169,8 @@ class EndsWatch(Watcher):
             "error": bool(self._trace.faults) or self._trace.when_kv_full == "exit" or too_few,
             "refused": self._trace.when_kv_full == "refuse",
         }
+        if "planned nothing in" in (event.error or ""):
+            raise ViolationError("I8", f"{name} ended: {event.error}")
         if not allowed.get(str(reason), False):
             raise ViolationError("error", f"{name} ended with {reason}: {event.error}")
 

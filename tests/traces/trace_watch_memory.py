@@ -1,4 +1,4 @@
-"""I1 to I5: blocks are counted from outside, and everything that the store holds is read back. Trusts no audit alone."""
+"""I1 to I5: blocks are counted from outside, and what the store holds is read back. Trusts no audit alone."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ class MemoryWatch(Watcher):
         self._computed: dict[bytes, set[int]] = {}  # namespace -> checksums of prefixes computed since the last reset
         self._out_of_date: set[int] = set()  # sequences with KV that is older than the last reset
         self._entries: list[Any] = []
+        self._offloaded: set[int] = set()  # before the step
 
     def arrived(self, arrival: Arrival, refused: str | None) -> None:
         if refused is not None:
@@ -61,6 +62,7 @@ class MemoryWatch(Watcher):
 
     def before_step(self, step: int) -> None:
         self._entries = self._known_entries()
+        self._offloaded = {one.sequence_id for one in self._core.roster.waiting.values() if one.offloaded is not None}
 
     def _known_entries(self) -> list[Any]:
         cache = getattr(self._kv, "_cache", None)
@@ -68,7 +70,10 @@ class MemoryWatch(Watcher):
 
     def writing(self, inputs: ModelInput) -> None:
         self._counts["copies on write"] += len(inputs.copies)
-        holders = Counter(block for table in self._tables().values() for block in table)
+        tables = self._tables()
+        holders = Counter(block for table in tables.values() for block in table)
+        for sequence_id in self._offloaded & {one.sequence_id for one in inputs.segments}:
+            self._read_all_back(self._lanes[sequence_id], tables[sequence_id])
         for part in inputs.groups or (inputs,):
             first = self._first_block(part.layers[0]) if isinstance(part, GroupInput) else 0
             for segment in part.segments:
@@ -112,11 +117,8 @@ class MemoryWatch(Watcher):
         self._look_up_adopted(frame)
         self._note_computed(frame)
         for sequence_id, table in tables.items():
-            lane = self._lanes[sequence_id]
-            if lane.holds_kv:
-                num_tokens = lane.num_sound if self._may_be_poisoned else lane.num_computed
-                for layer, one in self._layer_tables(sequence_id, table).items():
-                    self._read_back(lane, num_tokens, layer, one)
+            if self._lanes[sequence_id].holds_kv:
+                self._read_all_back(self._lanes[sequence_id], table)
         kept = set(map(id, self._known_entries()))
         self._counts["evictions"] += sum(id(one) not in kept for one in self._entries)
         self._entries = []
@@ -167,6 +169,11 @@ class MemoryWatch(Watcher):
             if (segment.sequence_id not in self._out_of_date or lane.walk is not None) and lane.num_sound:
                 self._computed.setdefault(lane.namespace, set()).update(checksums(lane, lane.num_sound))
 
+    def _read_all_back(self, lane: Sequence, table: tuple[int, ...]) -> None:
+        num_tokens = lane.num_sound if self._may_be_poisoned else lane.num_computed
+        for layer, one in self._layer_tables(lane.sequence_id, table).items():
+            self._read_back(lane, num_tokens, layer, one)
+
     def _layer_tables(self, sequence_id: int, table: tuple[int, ...]) -> dict[int, GroupTable]:
         """One layer of each group, and its table; of the first layer, where one table serves them all."""
         if not self._groups:
@@ -197,15 +204,20 @@ class MemoryWatch(Watcher):
 
     def drained(self) -> None:
         """What is still cached is adopted once more and read back; then the cache is emptied."""
+        for tier in self._core.parts.tiers.counts.values():
+            self._counts["blocks stored in a tier"] += tier.num_stored
+            self._counts["blocks loaded from a tier"] += tier.num_loaded
         if self._has_cache:
             for lane in self._lanes.values():
                 self._adopt_once_more(lane)
-            self._core.memory.reset_cache()
+            self._rig.reset_cache()
             self.reset()
         self._count_blocks({})
         capacity = self._kv.capacity()
         if capacity.free_blocks != capacity.total_blocks:
-            raise ViolationError("I10", f"nobody is left, and {capacity.free_blocks} of {capacity.total_blocks} are free")
+            raise ViolationError(
+                "I10", f"nobody is left, and {capacity.free_blocks} of {capacity.total_blocks} are free"
+            )
 
     def _adopt_once_more(self, lane: Sequence) -> None:
         num_tokens, transaction = self._kv.probe(key_of(lane)), self._kv.transaction()
@@ -259,4 +271,6 @@ def count_books(books: Any, holders: Counter[int], num_blocks: int) -> None:
     if free & books.cached or holders.keys() & books.cached:
         raise ViolationError("I1", f"cached blocks {sorted(books.cached)} are in another class too")
     if free | holders.keys() | books.cached != set(range(num_blocks)):
-        raise ViolationError("I1", f"of {num_blocks} blocks {len(free)} are free and {len(holders)} held: some are lost")
+        raise ViolationError(
+            "I1", f"of {num_blocks} blocks {len(free)} are free and {len(holders)} held: some are lost"
+        )

@@ -90,19 +90,23 @@ class OrderWatch(Watcher):
         last = max((rank(one) for one in judged if one.sequence_id in started), default=())
         for one in judged:
             if one.sequence_id not in started and rank(one) < last:
-                raise ViolationError("I11", f"{sorted(started)} start before sequence {one.sequence_id}, which is ahead")
+                raise ViolationError(
+                    "I11", f"{sorted(started)} start before sequence {one.sequence_id}, which is ahead"
+                )
 
     def _count_overtakes(self, view: StepView, started: set[int]) -> None:
         if self._most is None:
             return
-        arrivals = [arrival(one) for one in view.waiting if one.sequence_id in started]
+        starting = [one for one in view.waiting if one.sequence_id in started]
         still = [one for one in may_start(view) if one.sequence_id not in started]
         for one in still:
-            later = sum(rank > arrival(one) for rank in arrivals)
+            later = sum(arrival(other) > arrival(one) for other in starting if other.request_id != one.request_id)
             self._passed[one.sequence_id] += min(later, 1) if self._trace.policy == "fcfs" else later
             if self._passed[one.sequence_id] > self._most:
                 times = self._passed[one.sequence_id]
-                raise ViolationError("I11", f"sequence {one.sequence_id} was passed {times} times, at most {self._most}")
+                raise ViolationError(
+                    "I11", f"sequence {one.sequence_id} was passed {times} times, at most {self._most}"
+                )
         waiting = {one.sequence_id for one in still}
         for sequence_id in [one for one in self._passed if one not in waiting]:
             del self._passed[sequence_id]
@@ -114,7 +118,9 @@ class OrderWatch(Watcher):
             raise ViolationError("I11", f"static_batch preempts {sorted(lost)}, which run")
         if not running:
             self._batch = {one.request_id for one in view.waiting}
-        late = [one.request_id for one in view.waiting if one.sequence_id in started and one.request_id not in self._batch]
+        late = [
+            one.request_id for one in view.waiting if one.sequence_id in started and one.request_id not in self._batch
+        ]
         if late:
             raise ViolationError("I11", f"{late} join a batch that was taken before they came")
 

@@ -10,7 +10,7 @@ from trace_play import Frame, ViolationError, Watcher
 
 from pluglm.kernel.core import RequestView, StepPlan, StepView
 
-PATIENCE = 30  # steps without progress, beside those that computing everything again may take
+PATIENCE = 30  # steps without progress, or so many more as computing everything again may take
 
 
 class PlanWatch(Watcher):
@@ -61,7 +61,9 @@ class PlanWatch(Watcher):
 
     def _check_gap(self, request: RequestView, num_context: int, num_query: int) -> None:
         if not request.num_computed <= num_context < request.num_known:
-            what = f"{num_context} tokens count as computed, {request.num_computed} were and {request.num_known} are known"
+            what = (
+                f"{num_context} tokens count as computed, {request.num_computed} were and {request.num_known} are known"
+            )
             raise ViolationError("I6", f"sequence {request.sequence_id}: {what}")
         if num_context + num_query > request.num_known + request.num_drafts:
             what = f"{num_context} + {num_query} tokens are more than are known or drafted"
@@ -74,7 +76,7 @@ class ProgressWatch(Watcher):
     def __init__(self, trace: Trace, rig: Rig) -> None:
         self._core, self._trace = rig.core, trace
         self._furthest: dict[int, int] = {}
-        self._num_stuck = 0
+        self._num_stuck = self._num_idle = 0
 
     def after_step(self, frame: Frame) -> None:
         live, moved = self._core.roster.live(), bool(frame.events)
@@ -84,6 +86,7 @@ class ProgressWatch(Watcher):
                 self._furthest[one.sequence_id], moved = reached, True
         held = any(one.step <= frame.step < one.step + one.num_steps for one in self._trace.holds)
         self._num_stuck = 0 if moved or not live or held else self._num_stuck + 1
+        self._num_idle = 0 if frame.batches or not self._num_stuck else self._num_idle + 1
         known = sum(len(one.token_ids) for one in live)
-        if self._num_stuck > PATIENCE + 2 * known // self._trace.num_tokens:
+        if self._num_idle > PATIENCE or self._num_stuck > PATIENCE + 2 * known // self._trace.num_tokens:
             raise ViolationError("I8", f"{len(live)} sequences got no further in {self._num_stuck} steps")

@@ -74,9 +74,10 @@ def test_ranks_are_the_facts_they_are_named_for(eviction: Any, rank: tuple[float
 
 
 @pytest.mark.parametrize("cls", MANAGERS)
-def test_a_failed_admission_is_no_use(cls: type) -> None:
-    """An adoption that is given up in the same transaction, or rolled back, counts neither as a hit nor as a use."""
-    bench = desk(cls, "lru", num_blocks=4)
+@pytest.mark.parametrize("eviction", ["lru", "lfu", "longest_idle"])
+def test_a_failed_admission_is_no_use(cls: type, eviction: str) -> None:
+    """An adoption that is given up in the same transaction, or rolled back, is no hit and no use, and ends no rest."""
+    bench = desk(cls, eviction, num_blocks=4)
     texts = {author: words(SIZE, author=author) for author in (1, 2)}
     for author, text in texts.items():
         bench.leave(author, text)
@@ -90,6 +91,26 @@ def test_a_failed_admission_is_no_use(cls: type) -> None:
             transaction.rollback()
     assert order_of_eviction(bench, [1, 2]) == [1, 2]
     assert all(entry.num_hits == 0 for entry in bench.manager._cache.entries.values())
+
+
+@pytest.mark.parametrize("cls", MANAGERS)
+def test_publishing_the_same_again_is_a_use(cls: type) -> None:
+    bench = desk(cls, "lru", num_blocks=4)
+    for author in (1, 2, 1):
+        bench.leave(author, words(SIZE, author=author))
+    assert order_of_eviction(bench, [1, 2]) == [2, 1]
+
+
+@pytest.mark.parametrize("cls", MANAGERS)
+def test_who_is_released_now_has_not_been_idle(cls: type) -> None:
+    """1 was published first, and is released in the very transaction that needs a block; 2 has been idle before."""
+    bench = desk(cls, "longest_idle", num_blocks=2)
+    texts = {author: words(SIZE, author=author) for author in (1, 2)}
+    bench.start(1, texts[1])
+    bench.publish(1, texts[1])
+    bench.leave(2, texts[2])
+    bench.change(lambda kv: kv.release(1), lambda kv: kv.acquire(3), lambda kv: kv.extend(3, 1))
+    assert (bench.probe(texts[1]), bench.probe(texts[2])) == (SIZE, 0)
 
 
 class Facts(Eviction):
@@ -121,6 +142,25 @@ def test_only_ends_are_ranked_and_once(cls: type) -> None:
         bench.start(one, words(1, author=one))
         assert len(told) - before <= 2
     assert {block.num_before for block in told} <= {0, SIZE, 2 * SIZE}
+
+
+@pytest.mark.parametrize("cls", MANAGERS)
+def test_the_heap_does_not_grow_with_use(cls: type) -> None:
+    """Block 7 is adopted again and again and never lowest, so its old items lie below; block 0 goes every time."""
+    bench = desk(cls, Facts)
+    for author in range(8):
+        bench.start(author, words(SIZE, author=author))
+    for author in range(8):
+        bench.publish(author, words(SIZE, author=author))
+        bench.release(author)
+    last = words(SIZE, author=7)
+    for one in range(100, 300):
+        bench.start(one, last, bench.key(last))
+        bench.release(one)
+        bench.leave(one, words(SIZE, author=one))
+    assert len(bench.manager._cache.heap.items) <= 2 * 8 + 64 + 1
+    assert bench.probe(last) == SIZE
+    bench.manager.audit()
 
 
 class Nan(Facts):

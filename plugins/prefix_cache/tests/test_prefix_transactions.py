@@ -87,6 +87,19 @@ def test_the_end_of_a_released_sequence(cls: type, kept: int) -> None:
     assert bench.probe(text) == kept
 
 
+def test_an_end_is_not_kept_without_what_is_before_it() -> None:
+    """2 and its fork computed what 1 published, so 2 published nothing of its own, and its end stands nowhere."""
+    bench = desk(RadixKV)
+    text = words(2 * SIZE + 2)
+    bench.leave(1, text[: 2 * SIZE])
+    bench.start(2, text)
+    bench.change(lambda kv: kv.fork(2, 3), lambda kv: kv.trim(3, 2 * SIZE))
+    bench.publish(2, text)
+    bench.release(2)
+    assert (bench.probe(text), bench.probe(text[2 * SIZE :])) == (2 * SIZE, 0)
+    bench.manager.audit()
+
+
 def test_an_end_that_is_taken_in_the_transaction_of_its_release_is_not_kept() -> None:
     bench = desk(RadixKV, num_blocks=3)
     text = words(2 * SIZE + 1)
@@ -95,6 +108,20 @@ def test_an_end_that_is_taken_in_the_transaction_of_its_release_is_not_kept() ->
     bench.change(lambda kv: kv.release(1), lambda kv: kv.acquire(2), lambda kv: kv.extend(2, 1))
     assert classes(bench) == (0, 1, 2)
     assert bench.probe(text) == 2 * SIZE
+
+
+def test_an_end_that_was_to_be_copied_is_neither_copied_nor_kept() -> None:
+    """1 is extended beside its fork, which takes a copy of its last block, and then preempted in the same plan."""
+    bench = desk(RadixKV)
+    text = words(SIZE + 2)
+    bench.start(1, text)
+    bench.publish(1, text)
+    bench.change(lambda kv: kv.fork(1, 2))
+    transaction = bench.manager.transaction()
+    transaction.extend(1, len(text) + 1)
+    transaction.release(1)
+    assert transaction.commit() == ()
+    assert (bench.probe(text), classes(bench)) == (SIZE, (10, 2, 0))
 
 
 def test_a_rolled_back_release_keeps_no_end() -> None:
@@ -128,6 +155,53 @@ def test_an_adoption_that_is_trimmed_gives_back_what_it_does_not_use(cls: type) 
         bench.expect_text(3, wanted, "adopted later")
         bench.release(3)
     bench.manager.audit()
+
+
+@pytest.mark.parametrize("cls", MANAGERS)
+def test_only_what_was_never_taken_back_counts_as_published(cls: type) -> None:
+    """Taken back to 2 tokens, grown and taken back to 9, all in one transaction: tokens 2 to 8 are others now."""
+    bench = desk(cls)
+    text = words(3 * SIZE)
+    bench.start(1, text)
+    bench.publish(1, text)
+    other = text[:2] + words(7, author=1)
+    bench.change(lambda kv: kv.trim(1, 2), lambda kv: kv.extend(1, 12), lambda kv: kv.trim(1, 9))
+    bench.slots.write(1, 2, other[2:])
+    bench.publish(1, other)
+    bench.release(1)
+    for wanted in (text, other):
+        assert bench.start(1, wanted, bench.key(wanted)) >= 2 * SIZE
+        bench.expect_text(1, wanted, "after it was published")
+        bench.release(1)
+    bench.manager.audit()
+
+
+@pytest.mark.parametrize("cls", MANAGERS)
+def test_a_sequence_id_starts_anew(cls: type) -> None:
+    """What was said of a sequence before its release in the same transaction says nothing of the next one."""
+    bench = desk(cls)
+    text = words(2 * SIZE)
+    bench.leave(1, text)
+    bench.start(1, text, bench.key(text))
+    bench.change(lambda kv: kv.trim(1, 1), lambda kv: kv.release(1), lambda kv: kv.acquire(1, bench.key(text)))
+    assert bench.manager._cache.published[1].num_blocks == 2
+
+
+@pytest.mark.parametrize("cls", MANAGERS)
+def test_forks_of_what_a_reset_found_are_not_published(cls: type) -> None:
+    """Also by way of a fork that is gone again; while a new sequence under the id of such a fork is."""
+    bench = desk(cls)
+    text, other = words(2 * SIZE), words(2 * SIZE, author=1)
+    bench.start(1, text)
+    bench.manager.reset()
+    bench.change(lambda kv: kv.fork(1, 2), lambda kv: kv.fork(2, 3), lambda kv: kv.release(2))
+    bench.change(
+        lambda kv: kv.fork(1, 4), lambda kv: kv.release(4), lambda kv: kv.acquire(4), lambda kv: kv.extend(4, 8)
+    )
+    bench.slots.write(4, 0, other)
+    bench.publish(3, text)
+    bench.publish(4, other)
+    assert (bench.probe(text), bench.probe(other)) == (0, len(other))
 
 
 @pytest.mark.parametrize("cls", MANAGERS)

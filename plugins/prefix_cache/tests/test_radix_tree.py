@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pluglm.kernel.errors import KVExhausted
 from pluglm.testing.context import make_context
 from pluglm.testing.kv_prefix_desk import SPACE, Desk, words
 from pluglm.testing.kv_prefix_walk import common_length as counted_length
@@ -90,6 +91,18 @@ def test_a_longer_end_takes_the_place_of_a_shorter_one() -> None:
     assert bench.manager.capacity().cached_blocks == 5
 
 
+def test_what_a_longer_text_says_too_is_not_kept_twice() -> None:
+    """The end of the first text is the beginning of a block of the second, which was computed without the cache."""
+    bench = desk()
+    bench.leave(1, words(SIZE + 2))
+    assert bench.manager.capacity().cached_blocks == 2
+    bench.leave(2, words(3 * SIZE))
+    assert bench.manager.capacity().cached_blocks == 3
+    bench.leave(3, words(SIZE + 3))
+    assert bench.manager.capacity().cached_blocks == 3
+    bench.manager.audit()
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -151,6 +164,12 @@ def test_without_a_block_for_the_copy_the_cache_lets_go() -> None:
     text = words(2 * SIZE)
     bench.leave(1, text)
     other = text[:5] + words(3, author=1)
+    transaction = bench.manager.transaction()
+    transaction.acquire(2, bench.key(other))
+    with pytest.raises(KVExhausted, match="need 1 more blocks of 4; 0 are free"):
+        transaction.extend(2, len(other), evict=False)
+    transaction.rollback()
+    assert bench.probe(text) == len(text)
     assert bench.start(2, other, bench.key(other)) == 5
     bench.expect_text(2, other, "in the blocks that it adopted")
     assert bench.probe(text) == SIZE

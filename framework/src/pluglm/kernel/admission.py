@@ -118,11 +118,12 @@ def _walk(request: Request, parts: Parts, name: str) -> Walk | None:
         return None
     if search is None:
         raise RequestError(f"{name}: asks for a search and none is configured; add `search: {{use: beam}}`")
-    other = {"temperature": not params.greedy, "repetition_penalty": params.repetition_penalty != 1.0}
-    other |= {"grammar": params.grammar is not None, "logprobs": params.logprobs is not None}
-    other |= {key: getattr(params, key) for key in ("stop", "stop_token_ids", "frequency_penalty", "presence_penalty")}
-    if wrong := [key for key, is_set in other.items() if is_set]:
-        raise RequestError(f"{name}: a search takes no {wrong[0]}; leave it out (temperature must be 0)")
+    if not params.greedy:
+        raise RequestError(f"{name}: a search draws nothing; set temperature to 0")
+    keys = ("stop", "stop_token_ids", "grammar", "frequency_penalty", "presence_penalty")
+    other = {"logprobs": params.logprobs is not None, "repetition_penalty": params.repetition_penalty != 1.0}
+    if wrong := [key for key, is_set in ({key: getattr(params, key) for key in keys} | other).items() if is_set]:
+        raise RequestError(f"{name}: a search takes no {wrong[0]}; leave it out")
     guard, slot, num_new = parts.guard, parts.names["search"], request.max_new_tokens
     if problem := guard.call(slot, lambda: search.check(options, params.n)):
         raise RequestError(f"{name}: {problem}")

@@ -166,9 +166,7 @@ class CachingTransaction(BlockTransaction):
         return entry
 
     def _may_go(self, entry: CacheEntry) -> bool:
-        block = entry.block
-        is_last = entry.num_followers == self._lost.get(entry, 0)
-        return is_last and self._is_idle(block) and self._entry(block) is entry
+        return entry.num_followers == self._lost.get(entry, 0) and self._is_idle(entry.block)
 
     def _evict(self, entry: CacheEntry) -> None:
         if self._tails.pop(entry.block, None) is None:

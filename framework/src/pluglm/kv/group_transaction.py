@@ -83,9 +83,9 @@ class PooledTransaction:
         self._extents[sequence_id] = None
 
     def free_blocks(self, evict: bool = True) -> int:
-        """Over all pools."""
+        """Of the pool that has the fewest: a new sequence takes a block of each."""
         self._require_open()
-        return sum(part.free_blocks() for part in self._parts)
+        return min(part.free_blocks() for part in self._parts)
 
     def commit(self) -> BlockCopies:
         self._require_open()

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from pluglm.kernel.errors import KVExhausted
-from pluglm.kernel.interfaces.kv import KVManager, KVTransaction, LayerGroups, PrefixCache
+from pluglm.kernel.interfaces.kv import EvictionLog, KVManager, KVTransaction, LayerGroups, PrefixCache
 from pluglm.testing.check import Check, expect, expect_raises, make_check
 from pluglm.testing.common import common_checks
 from pluglm.testing.context import make_context
+from pluglm.testing.kv_eviction_log import eviction_log_checks
 from pluglm.testing.kv_groups import group_checks
 from pluglm.testing.kv_prefix import prefix_checks
 from pluglm.testing.kv_sharing import fork_checks
@@ -37,6 +38,8 @@ def kv_checks(cls: type[Any], config: Any = None, **context: Any) -> Iterator[Ch
     yield from fork_checks(make)
     if issubclass(cls, PrefixCache):
         yield from prefix_checks(make)
+    if issubclass(cls, EvictionLog):
+        yield from eviction_log_checks(make)
     if issubclass(cls, LayerGroups):
         yield from group_checks(cls, config)
 

@@ -160,6 +160,7 @@ def exhaustion_in_one_group_changes_no_other(make: MakeGrouped) -> None:
         ids += [*desk.take_the_rest(is_advanced, LONG // 4), *desk.take_the_rest(is_advanced)]
         before = desk.snapshot(ids)
         transaction = desk.manager.transaction()
+        expect(transaction.free_blocks() == 0, "no free blocks where a group has none", transaction.free_blocks())
         for sequence_id in ids:
             with expect_raises(KVExhausted, "for an extension of a sequence beyond a full pool"):
                 transaction.extend(sequence_id, 2 * LONG)

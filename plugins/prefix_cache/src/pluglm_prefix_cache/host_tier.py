@@ -43,7 +43,7 @@ class HostTier(KVTier):
     Config = HostTierConfig
 
     def __init__(self, config: HostTierConfig, context: BuildContext) -> None:
-        self._bytes_left = config.bytes
+        self._bytes = self._bytes_left = config.bytes
         self._blocks: OrderedDict[bytes, tuple[tuple[int, ...], list[torch.Tensor]]] = OrderedDict()
 
     def has(self, key: bytes) -> bool:
@@ -54,10 +54,10 @@ class HostTier(KVTier):
         if key in self._blocks:
             self._drop(key)
         num_bytes = _num_bytes(*block)
-        while self._blocks and num_bytes > self._bytes_left:
-            self._drop(next(iter(self._blocks)))
-        if num_bytes > self._bytes_left:
+        if num_bytes > self._bytes:
             return _Done("failed")
+        while num_bytes > self._bytes_left:
+            self._drop(next(iter(self._blocks)))
         self._blocks[key] = block
         self._bytes_left -= num_bytes
         return _Done("ok")

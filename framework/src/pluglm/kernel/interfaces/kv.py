@@ -183,7 +183,8 @@ class LayerGroups(Protocol):
 class GroupTransaction(KVTransaction, Protocol):
     """A transaction over several groups: every operation changes all of them or raises and changes none.
 
-    A sequence that was never advanced keeps all its tokens and may be trimmed to any length.
+    free_blocks is that of the group with the fewest, since a new sequence takes a block of each. A sequence that was
+    never advanced keeps all its tokens and may be trimmed to any length.
     """
 
     def advance(self, sequence_id: int, num_computed: int) -> None:
