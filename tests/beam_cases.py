@@ -13,9 +13,9 @@ from pluglm import RequestOutput, SamplingParams
 
 @cache
 def peer_of(folder: Path) -> Any:
-    from transformers import LlamaForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
 def expected_beams(

@@ -223,6 +223,15 @@ def test_stores_that_never_end_are_given_up(tiny_model: Path) -> None:
         require_idle(engine)
 
 
+def test_stores_on_their_way_end_with_a_reset(tiny_model: Path) -> None:
+    with Engine(tiered(tiny_model, {"use": OPEN, "stores": True})) as engine:
+        evict_first_prompt(engine)
+        leases = tier_of(engine).leases
+        engine.reset_prefix_cache()
+        assert leases
+        assert [lease.num_cancels for lease in leases] == [1] * len(leases)
+
+
 @pytest.mark.parametrize("method", ["has", "store", "load", "wait", "clear", "close"])
 def test_a_tier_that_raises_is_used_no_more(tiny_model: Path, method: str, caplog: pytest.LogCaptureFixture) -> None:
     """By a warning with its name; the other tier and all requests go on."""
@@ -262,8 +271,8 @@ def test_a_load_that_fails_is_recomputed(tiny_model: Path) -> None:
 
 def test_salts_stay_apart(tiny_model: Path) -> None:
     with Engine(tiered(tiny_model, HOST)) as engine:
-        answer(engine, PROMPTS[0], salt="one")
-        answer(engine, PROMPTS[1], salt="one")
+        for prompt in PROMPTS:
+            answer(engine, prompt, salt="one")
         assert num_loaded(answer(engine, PROMPTS[0], salt="two")) == 0
         assert num_loaded(answer(engine, PROMPTS[0], salt="one")) == WHOLE
 

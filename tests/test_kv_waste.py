@@ -42,7 +42,7 @@ class Reservation:
         return 1 - self.used / self.reserved
 
     def take(self, core: Any) -> None:
-        """Before a step runs. Used are the tokens that are known: a prompt's from its admission on, as its blocks are."""
+        """Before a step runs. Used are the tokens that are known: a prompt's from its admission on, like its blocks."""
         size = core.kv.layout.block_size
         pairs = [(len(core.kv.block_table(i)) * size, len(one.token_ids)) for i, one in core.roster.running.items()]
         unused = [reserved - used for reserved, used in pairs]

@@ -111,6 +111,24 @@ def test_the_first_to_wait_may_be_paused_itself_and_grow_at_the_cost_of_the_othe
     assert (items(plan), lost(plan)) == ([(0, 1)], {"preempted": (1,)})
 
 
+@pytest.mark.parametrize(("blocks", "is_admitted"), [(5, False), (6, True)])
+def test_once_somebody_fell_whoever_comes_in_leaves_a_block_for_each_that_runs(blocks: int, is_admitted: bool) -> None:
+    """After this step sequence 0 holds two blocks, and so would the newcomer, which counts among those that run."""
+    fell = view_of(1, 5, num_preemptions=1)
+    table = Table([view_of(0, 5, 4)], [fell], blocks=blocks)
+    plan = table.plan(Policy(Stop()))
+    assert items(plan) == [(0, 1), (1, 5)][: 1 + is_admitted]
+    assert table.blocks(1) == (2 if is_admitted else None)
+    calm = Table([view_of(0, 5, 4)], [view_of(1, 5)], blocks=4)
+    assert items(calm.plan(Policy(Stop()))) == [(0, 1), (1, 5)]
+
+
+def test_one_that_waits_with_kv_and_is_not_let_in_keeps_only_what_it_had() -> None:
+    table = Table([view_of(0, 5, 4)], [view_of(1, 5, 4, holds_kv=True, num_preemptions=1)], blocks=4)
+    assert items(table.plan(Policy(Stop()))) == [(0, 1)]
+    assert table.blocks(1) == 1
+
+
 @pytest.mark.parametrize("num_adopted", [0, 3, 4, 8])
 def test_cached_tokens_are_not_computed_again(num_adopted: int) -> None:
     table = Table([], [view_of(0, 9)], num_adopted=num_adopted)

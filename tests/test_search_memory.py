@@ -43,6 +43,7 @@ TIGHT: dict[str, dict[str, Any]] = {
     "three_regions": {"kv": {"use": "contiguous", "num_regions": 3, "region_tokens": LONGEST}},
     "hash_prefix": {"kv": {"use": "hash_prefix", "block_size": 4, "num_blocks": 7}},
     "radix": {"kv": {"use": "radix", "block_size": 4, "num_blocks": 7}, "engine": {"max_step_tokens": 5}},
+    "host_tier": {"kv": {"use": "hash_prefix", "block_size": 4, "num_blocks": 8}, "kv_tiers": ["host"]},
     "preempt": {"kv": {"use": "paged", "block_size": 3, "num_blocks": 8}, "engine": {"when_kv_full": "preempt"}},
 }
 SCHEDULERS = sorted({one.name for kind in ("scheduling_policy", "scheduler") for one in list_entries(kind)})
@@ -124,3 +125,14 @@ def test_lanes_share_the_blocks_that_they_have_in_common(tiny_model: Path, kv: s
         require_idle(engine)
     assert most <= len(prompt) // 4 + width * own
     assert most < width * -(-(len(prompt) + max_tokens) // 4) / 3
+
+
+def test_lanes_that_were_dropped_leave_only_their_counts(tiny_model: Path) -> None:
+    """Else a request would keep the logits and tokens of every lane that it ever had."""
+    with Engine.from_config(fake_config(tiny_model, search="beam")) as engine:
+        steps = Steps(engine)
+        steps.add("a", PROMPT, beam_params(8, max_tokens=50, ignore_eos=True))
+        ended = steps.core.roster.requests["a"].ended
+        steps.until(lambda: len(ended) > 10)
+        assert steps.core.is_live("a")
+        assert not [one for one in ended if one.parked is not None or one.token_ids or one.output_token_ids]

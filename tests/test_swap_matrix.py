@@ -132,6 +132,8 @@ def test_pair(
             assert [output.token_ids for output in outputs] == reference(names.get("quantizer"))
         if "grammar" in names:
             check_grammar(engine)
+        if "search" in names:
+            check_search(engine, [output.token_ids for output in outputs])
         engine._core.kv.audit()
         assert engine._core.kv.capacity().held_blocks == 0
 
@@ -141,6 +143,13 @@ def check_grammar(engine: Engine) -> None:
     output = engine.generate({"prompt_token_ids": list(PROMPTS[0])}, params)[0]
     assert output.finish_reason == "stop", output.error
     assert re.fullmatch("(cat|dog) [0-9]{3}", output.text)
+
+
+def check_search(engine: Engine, expected: list[list[int]]) -> None:
+    """Keeping only the best candidate of each step is greedy decoding."""
+    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, search={"width": 1})
+    outputs = engine.generate([{"prompt_token_ids": list(prompt)} for prompt in PROMPTS], params)
+    assert [(output.token_ids, output.error) for output in outputs] == [(tokens, None) for tokens in expected]
 
 
 def test_every_refusal_is_expected_and_most_pairs_run() -> None:

@@ -30,7 +30,7 @@ from window_cases import (
 
 from pluglm import Engine, RunConfig, SamplingParams
 from pluglm.kernel import engine as kernel_engine
-from pluglm.kernel.errors import RequestError
+from pluglm.kernel.errors import IncompatibleError, RequestError
 
 CHUNKS = {1: 1, 7: 7, 64: 64, "all": 4096}
 NEW = 30  # tokens of each request
@@ -228,3 +228,20 @@ def test_the_fake_backend_reads_what_the_windows_show(models: dict[str, Path], f
     assert sum(output.metrics.num_preemptions for output in outputs if output.metrics) > 0
     expected = [[fake_tokens(family, one["prompt_token_ids"], NEW, size)] for one in asked]
     assert texts(outputs) == expected
+
+
+def test_a_backend_that_knows_no_groups_is_refused(models: dict[str, Path], tmp_path: Path) -> None:
+    source = """
+from pluglm.backends.cpu import CpuBackend
+from pluglm.kernel.interfaces.component import BATCH_INVARIANT, Capabilities
+
+
+class OldBackend(CpuBackend):
+    @classmethod
+    def capabilities(cls, config):
+        return Capabilities(provides=frozenset({BATCH_INVARIANT}))
+"""
+    write_plugin(tmp_path, source, "old_backend")
+    config = config_of(models["mistral"], tmp_path).model_dump() | {"backend": "old_backend:OldBackend"}
+    with pytest.raises(IncompatibleError, match=r"kv 'window_paged' .* needs 'kv:layer_groups', which nothing here"):
+        Engine.from_config(RunConfig.from_dict(config, folder=tmp_path))

@@ -9,6 +9,7 @@ import pytest
 
 from pluglm.kernel.core import BlockCopies
 from pluglm.kernel.interfaces.kv import GroupTable, KVLayout
+from pluglm.kv.books import Table
 from pluglm.kv.group_transaction import PooledTransaction
 from pluglm.kv.pool_kinds import PoolKind
 from pluglm.kv.pool_transaction import PoolTransaction
@@ -83,8 +84,8 @@ def dropping_nothing(kind: PoolKind) -> PoolKind:
 
 
 class TakesBlocksAsTheyAreNeeded(PoolTransaction):
-    def wanted(self, sequence_id: int, extent: Extent) -> int:
-        found = super().wanted(sequence_id, extent)
+    def wanted(self, table: Table, extent: Extent) -> int:
+        found = super().wanted(table, extent)
         if extent.num_computed is None or self.kind.window is None:
             return found
         return min(found, extent.num_computed + self.kind.max_step_tokens - self.kind.num_dropped(extent.num_computed))
@@ -101,7 +102,7 @@ def goes_back(self: PooledTransaction, sequence_id: int, num_tokens: int) -> Non
 
 def extends_one_after_another(self: PooledTransaction, sequence_id: int, extent: Extent) -> None:
     for part in self._parts:
-        part.extend(sequence_id, part.wanted(sequence_id, extent))
+        part.extend(sequence_id, part.need(sequence_id, extent)[0])
     self._extents[sequence_id] = extent
 
 

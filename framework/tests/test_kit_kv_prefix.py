@@ -151,6 +151,15 @@ def promises_what_was_adopted(self: PrefixTransaction, evict: bool = True) -> in
     return PrefixTransaction.free_blocks(self, evict) + 2 * is_first
 
 
+def adopts_what_it_evicted(self: PrefixTransaction, sequence_id: int, key: CacheKey | None = None) -> int:
+    if key is None or key.namespace != SPACE or len(self.manager.book.known) - len(self.book.known) != 2:
+        return PrefixTransaction.acquire(self, sequence_id, key)
+    PrefixTransaction.acquire(self, sequence_id)
+    self.book.tables[sequence_id] = self.manager.book.match(key, self.manager.block_size)
+    self.book.sizes[sequence_id] = len(self.book.tables[sequence_id]) * self.manager.block_size
+    return self.book.sizes[sequence_id]
+
+
 def overwrites_a_source(self: PrefixTransaction, sequence_id: int, num_tokens: int, evict: bool = True) -> None:
     PrefixTransaction.extend(self, sequence_id, num_tokens, evict)
     if sequence_id == 2 and self.book.sizes.get(1) == 5 and not self.manager.book.tables and self.book.known:
@@ -242,6 +251,7 @@ BROKEN: dict[str, type[PrefixPool]] = {
     "ends_are_evicted_before_beginnings": with_book(BeginningsFirst),
     "held_blocks_are_never_evicted": broken(free_list=takes_held_blocks),
     "adopted_blocks_are_not_evicted_by_their_own_transaction": broken(free_blocks=promises_what_was_adopted),
+    "what_a_transaction_evicts_it_does_not_adopt": broken(acquire=adopts_what_it_evicted),
     "copies_come_before_what_overwrites_their_source": broken(extend=overwrites_a_source),
     "cached_blocks_are_room": broken(free_blocks=counts_the_cache_as_free),
     "extension_without_eviction_keeps_the_cache": broken(extend=evicts_though_told_not_to),

@@ -145,3 +145,15 @@ def test_the_packaged_gemma_has_these_sizes() -> None:
     checkpoint = open_checkpoint(path)
     assert Gemma3Model.read_spec(checkpoint.config).layers == Gemma3Model.read_spec(GEMMA_3_270M).layers
     checkpoint.close()
+
+
+def test_what_a_gib_holds_of_gemma_3_270m() -> None:
+    """16 seats of 32,768 tokens in bfloat16; 15 windows of ceil(575 / 16) + 1 = 37 blocks and a span of 68 are 623."""
+    spec = Gemma3Model.read_spec(GEMMA_3_270M)
+    fields: dict[str, Any] = {"max_num_seqs": 16, "max_model_len": 32_768, "max_step_tokens": 512, "kv_bytes": 1 << 30}
+    context = make_context(spec=spec, bytes_per_token=spec.kv_values_per_token * 2, **fields)
+    block_bytes = 16 * 2 * 256 * 2  # in one layer
+    counts = [group.num_blocks for group in WindowPagedKV(WindowPagedKV.Config(), context).layout.groups]
+    assert counts == [623, ((1 << 30) // block_bytes - 15 * 623) // 3]
+    assert [16 * count for count in counts] == [9_968, 299_680]
+    assert PagedKV(PagedKV.Config(), context).layout.num_blocks * 16 == (1 << 30) // (18 * block_bytes) * 16 == 58_240

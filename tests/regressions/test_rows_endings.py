@@ -160,7 +160,7 @@ def test_what_comes_back_too_late_is_nobody_s_output(tiny_model: Path, tmp_path:
                 return logits
     """
     write_plugin(tmp_path, source, "slow")
-    with make(tiny_model, tmp_path, backend="slow:Slow", engine={"plugin_timeout_s": 1.0}) as engine:
+    with make(tiny_model, tmp_path, backend="slow:Slow", engine={"plugin_timeout_s": 2.0}) as engine:
         steps = Steps(engine)
         steps.add("a", [1] * 9, GREEDY)
         steps.until(lambda: bool(steps.ends("a")))
@@ -173,6 +173,11 @@ def test_what_comes_back_too_late_is_nobody_s_output(tiny_model: Path, tmp_path:
         go_on.set()
         steps.finish()
         assert steps.tokens("a") == fake_tokens([2] * 9, 8, vocab_size(engine))
+        for _ in range(500):
+            if steps.core.parts.guard.settled:
+                break
+            time.sleep(0.01)
+        steps.step()
         require_idle(engine)
 
 

@@ -97,7 +97,11 @@ def report(tally: Tally, seconds: float, console: Console) -> None:
 
 def explain(trace: Trace, violation: ViolationError, console: Console) -> None:
     """The smallest trace that fails like this one, as a line to keep, and how to replay it."""
-    small = shrink(trace, same_failure(violation))
+    fails = same_failure(violation, twice=True)
+    if not fails(trace):
+        console.print("it does not fail like that again: the code, or something outside it, has changed")
+        return
+    small = shrink(trace, fails)
     console.print(f"replay: python tests/traces/replay.py '{to_json(small)}'", soft_wrap=True, highlight=False)
 
 

@@ -49,7 +49,7 @@ def common_trace(index: int) -> Trace:
     """A trace that the real engine can play too: nothing is drawn, no fault is planted, no call hangs."""
     trace = make_trace(index, SEED)
     arrivals = tuple(replace(one, temperature=0.0, search=None) for one in trace.arrivals)
-    return replace(trace, arrivals=arrivals, faults=(), holds=(), drafts=0, search=None)
+    return replace(trace, arrivals=arrivals, faults=(), holds=(), drafts=0, search=None, tier=None)
 
 
 def config_of(trace: Trace, model: Path) -> dict[str, Any]:

@@ -112,9 +112,7 @@ def draw_kv_config(
 
 
 def pool_tokens(config: Mapping[str, Any]) -> int | None:
-    """The longest sequence that the pool can hold, by its config alone; None where that is not so simple."""
-    if "num_windows" in config:
-        return None
+    """The longest sequence that the pool can hold, by its config alone; None for a config of another kind."""
     if "region_tokens" in config:
         return int(config["region_tokens"])
     return int(config["num_blocks"]) * int(config["block_size"]) if "num_blocks" in config else None

@@ -36,6 +36,7 @@ class MemoryWatch(Watcher):
         self._out_of_date: set[int] = set()  # sequences with KV that is older than the last reset
         self._entries: list[Any] = []
         self._offloaded: set[int] = set()  # before the step
+        self._searched: dict[int, list[int]] = {}  # tokens of the lanes of searches in the batch
 
     def arrived(self, arrival: Arrival, refused: str | None) -> None:
         if refused is not None:
@@ -70,6 +71,8 @@ class MemoryWatch(Watcher):
 
     def writing(self, inputs: ModelInput) -> None:
         self._counts["copies on write"] += len(inputs.copies)
+        lanes = (self._lanes[one.sequence_id] for one in inputs.segments)
+        self._searched = {one.sequence_id: list(one.token_ids) for one in lanes if one.walk is not None}
         tables = self._tables()
         holders = Counter(block for table in tables.values() for block in table)
         for sequence_id in self._offloaded & {one.sequence_id for one in inputs.segments}:
@@ -116,9 +119,9 @@ class MemoryWatch(Watcher):
         self._count_blocks(tables)
         self._look_up_adopted(frame)
         self._note_computed(frame)
-        for sequence_id, table in tables.items():
-            if self._lanes[sequence_id].holds_kv:
-                self._read_all_back(self._lanes[sequence_id], table)
+        for lane in self._core.roster.live():
+            if lane.holds_kv:
+                self._read_all_back(lane, tables[lane.sequence_id])
         kept = set(map(id, self._known_entries()))
         self._counts["evictions"] += sum(id(one) not in kept for one in self._entries)
         self._entries = []
@@ -154,7 +157,7 @@ class MemoryWatch(Watcher):
                 self._require_computed(self._lanes[sequence_id], num_adopted)
 
     def _require_computed(self, lane: Sequence, num_tokens: int) -> None:
-        checksum = checksums(lane, num_tokens)[-1]
+        checksum = checksums(lane.namespace, lane.token_ids[:num_tokens])[-1]
         if checksum not in self._computed.get(lane.namespace, ()):
             what = f"{num_tokens} tokens are cached for sequence {lane.sequence_id}, which nobody computed like that"
             raise ViolationError("I5", what)
@@ -166,8 +169,11 @@ class MemoryWatch(Watcher):
             lane = self._lanes[segment.sequence_id]
             if not segment.num_context:
                 self._out_of_date.discard(segment.sequence_id)
-            if (segment.sequence_id not in self._out_of_date or lane.walk is not None) and lane.num_sound:
-                self._computed.setdefault(lane.namespace, set()).update(checksums(lane, lane.num_sound))
+            known = self._computed.setdefault(lane.namespace, set())
+            if lane.walk is not None:  # a lane that the search has dropped has forgotten its tokens
+                known.update(checksums(lane.namespace, self._searched[lane.sequence_id][: segment.num_keys]))
+            elif segment.sequence_id not in self._out_of_date:
+                known.update(checksums(lane.namespace, lane.token_ids[: lane.num_sound]))
 
     def _read_all_back(self, lane: Sequence, table: tuple[int, ...]) -> None:
         num_tokens = lane.num_sound if self._may_be_poisoned else lane.num_computed
@@ -239,10 +245,10 @@ def key_of(lane: Sequence) -> CacheKey:
     return CacheKey(lane.namespace, lane.token_ids, len(lane.token_ids))
 
 
-def checksums(lane: Sequence, num_tokens: int) -> list[int]:
-    """Of its first 1, 2, ... num_tokens tokens."""
-    number, found, checksum = namespace_number(lane.namespace), [], 0
-    for position, token in enumerate(lane.token_ids[:num_tokens]):
+def checksums(namespace: bytes, token_ids: list[int]) -> list[int]:
+    """Of the first 1, 2, ... tokens."""
+    number, found, checksum = namespace_number(namespace), [], 0
+    for position, token in enumerate(token_ids):
         checksum = zlib.crc32(code(token, position, number), checksum)
         found.append(checksum)
     return found

@@ -54,8 +54,8 @@ class RequestOutput:
     """One request, filled by `add` until finish_reason is set.
 
     token_ids, text, stop, logprobs are those of lane 0; `completions` has all n of them. finish_reason is set when the
-    last lane has ended, to lane 0's reason. error says why when that is `error` or `refused`; metrics, over all lanes,
-    is None when refused.
+    last lane has ended: lane 0's reason when all ended by themselves, else what ended the request. error says why when
+    that is `error` or `refused`; metrics, over all lanes, is None when it was refused at the door.
     """
 
     request_id: str
@@ -82,7 +82,8 @@ class RequestOutput:
         self.error = event.error
         self.metrics = event.metrics or self.metrics
         if event.finish_reason is not None:
-            self.finish_reason = self.completions[0].finish_reason
+            by_itself = event.finish_reason in ("stop", "length")
+            self.finish_reason = self.completions[0].finish_reason if by_itself else event.finish_reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

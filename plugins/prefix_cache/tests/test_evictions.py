@@ -163,6 +163,17 @@ def test_the_heap_does_not_grow_with_use(cls: type) -> None:
     bench.manager.audit()
 
 
+@pytest.mark.parametrize("cls", MANAGERS)
+def test_what_was_evicted_is_not_looked_at_again(cls: type) -> None:
+    """100 texts go one after the other: each time the heap is left with those that are still cached."""
+    bench = desk(cls, "lru", num_blocks=100)
+    for author in range(100):
+        bench.leave(author, words(SIZE, author=author))
+    for one in range(200, 300):
+        bench.start(one, words(1, author=one))
+        assert len(bench.manager._cache.heap.items) <= bench.manager.capacity().cached_blocks + 1
+
+
 class Nan(Facts):
     def rank(self, block: CachedBlock) -> tuple[float, ...]:
         return (float("nan"),)

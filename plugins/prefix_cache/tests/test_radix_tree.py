@@ -91,6 +91,39 @@ def test_a_longer_end_takes_the_place_of_a_shorter_one() -> None:
     assert bench.manager.capacity().cached_blocks == 5
 
 
+def test_of_two_equally_good_blocks_the_smaller_text_is_taken() -> None:
+    bench = desk()
+    for one, last in ((1, 9), (2, 5)):
+        bench.leave(one, [0, 1, 2, last])
+    bench.start(3, [0, 1, 2, 7], bench.key([0, 1, 2, 7]))
+    bench.start(4, [0, 1, 2], bench.key([0, 1, 2]))
+    assert bench.manager.block_table(4) == (1,)  # that of [0, 1, 2, 5]
+
+
+def test_a_transaction_adopts_of_what_it_has_not_evicted() -> None:
+    """It evicts [0, 1, 2, 3], the older text, and then finds two tokens of it in the other one."""
+    bench = desk(num_blocks=2)
+    for one, text in ((1, [0, 1, 2, 3]), (2, [0, 1, 9, 9])):
+        bench.leave(one, text)
+    transaction = bench.manager.transaction()
+    transaction.acquire(3)
+    transaction.extend(3, 1)
+    assert transaction.acquire(4, bench.key([0, 1, 2, 3])) == 2
+    assert bench.probe([0, 1, 2, 3]) == 4
+    transaction.rollback()
+
+
+def test_hits_of_a_block_that_grows_count_on() -> None:
+    """Six tokens, adopted by one that goes on to seven; these by one that goes on to eight, the whole block."""
+    bench = desk()
+    bench.leave(0, words(6))
+    for one, length in ((1, 7), (2, 8)):
+        bench.start(one, words(length), bench.key(words(length)))
+        bench.publish(one, words(length))
+        bench.release(one)
+        assert {block: entry.num_hits for block, entry in bench.manager._cache.entries.items()} == {0: one, 1: one}
+
+
 def test_what_a_longer_text_says_too_is_not_kept_twice() -> None:
     """The end of the first text is the beginning of a block of the second, which was computed without the cache."""
     bench = desk()
@@ -100,6 +133,9 @@ def test_what_a_longer_text_says_too_is_not_kept_twice() -> None:
     assert bench.manager.capacity().cached_blocks == 3
     bench.leave(3, words(SIZE + 3))
     assert bench.manager.capacity().cached_blocks == 3
+    bench.leave(4, words(SIZE) + words(SIZE, author=1))
+    bench.leave(5, words(SIZE + 3))
+    assert bench.manager.capacity().cached_blocks == 4
     bench.manager.audit()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ from pluglm.cli.yaml_line import one_line_yaml
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from pluglm.assembly.resolving import ResolvedRun
+    from pluglm.assembly.resolving import Resolved, ResolvedRun
 
 MAX_COLUMN = 48  # comments stand in one column, as far as the values let them
 
@@ -33,8 +33,8 @@ def config_yaml(run: ResolvedRun) -> str:
 
 def _section(run: ResolvedRun, name: str) -> Iterator[Line]:
     value = getattr(run.config, name)
-    if name == "hooks":
-        yield from _hooks(run)
+    if name in ("kv_tiers", "hooks"):
+        yield from _list(run, name, run.kv_tiers if name == "kv_tiers" else run.hooks)
     elif name in run.slots:
         yield Line(f"{name}:")
         yield from _slot(run, name)
@@ -58,15 +58,15 @@ def _slot(run: ResolvedRun, slot: str) -> Iterator[Line]:
     yield from _fields(run, part.config, (slot,), "  ", "component default")
 
 
-def _hooks(run: ResolvedRun) -> Iterator[Line]:
-    origin = _origin(run, "hooks", "hooks" in run.config.model_fields_set, "default")
-    if not run.hooks:
-        yield Line("hooks: []", origin)
+def _list(run: ResolvedRun, key: str, parts: Mapping[str, Resolved]) -> Iterator[Line]:
+    origin = _origin(run, key, key in run.config.model_fields_set, "default")
+    if not parts:
+        yield Line(f"{key}: []", origin)
         return
-    yield Line("hooks:")
-    for name, part in run.hooks.items():
-        yield Line(f"  - use: {one_line_yaml(name)}", origin)
-        yield from _fields(run, part.config, ("hooks",), "    ", "component default")
+    yield Line(f"{key}:")
+    for part, chosen in zip(parts.values(), getattr(run.config, key), strict=True):
+        yield Line(f"  - use: {one_line_yaml(chosen.use)}", origin)
+        yield from _fields(run, part.config, (key,), "    ", "component default")
 
 
 def _fields(run: ResolvedRun, model: BaseModel, path: tuple[str, ...], indent: str, otherwise: str) -> Iterator[Line]:

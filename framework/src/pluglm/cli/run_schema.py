@@ -26,7 +26,8 @@ def run_schema() -> tuple[Schema, list[str]]:
         choices = builder.choices(slot, kinds, default.use if default is not None else None)
         nullable = [{"type": "null"}] if properties[slot].get("default", "") is None else []
         properties[slot] = {"oneOf": [*choices, *nullable], "default": properties[slot].get("default")}
-    properties["hooks"] = {"type": "array", "items": {"oneOf": builder.choices("hooks", ("hooks",))}, "default": []}
+    for key, kind in (("kv_tiers", "kv_tier"), ("hooks", "hooks")):
+        properties[key] = {"type": "array", "items": {"oneOf": builder.choices(key, (kind,))}, "default": []}
     _accept_short_forms(shared)
     schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "$defs": {**shared, **builder.defs}}
     if builder.notes:

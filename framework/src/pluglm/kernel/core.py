@@ -129,7 +129,10 @@ class RequestView:
 
     @property
     def num_pending(self) -> int:
-        """Tokens that could be computed now: the gap between known and computed, and the drafts."""
+        """Tokens that could be computed now: the gap between known and computed, and the drafts.
+
+        A lane of a search that waits for the others has none.
+        """
         return self.num_known - self.num_computed + self.num_drafts
 
     def cached_prefix(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, TypeVar
 
@@ -183,12 +183,20 @@ class EngineCore:
                 raise ComponentFailure(self.parts.names["step"], f"returned logits {got} where {asked} were asked")
             return logits_RV
 
-        return self.attempt("backend", [sequence for sequence, _ in step.items], run)
+        return self.attempt("backend", self._written_by(step), run)
+
+    def _written_by(self, step: Step) -> Iterator[Sequence]:
+        """Whose KV a step writes, asked when it failed: its items, and others that wait for one of its block copies."""
+        items, targets = {sequence for sequence, _ in step.items}, {target for _, target in step.copies}
+        yield from items
+        for sequence in self.roster.live() if targets else ():
+            if sequence not in items and sequence.holds_kv and self.memory.holds_any(sequence.sequence_id, targets):
+                yield sequence
 
     def _copy_alone(self, step: Step) -> None:
-        """The plan's copies when it computes nothing: whoever was extended, and then lost its turn, reads them later."""
+        """The plan's copies when it computes nothing: who was extended, and then lost its turn, reads them later."""
         if step.copies:
-            self.attempt("backend", self.roster.live(), partial(self.parts.runner.store.copy_blocks, step.copies))
+            self.attempt("backend", self._written_by(step), partial(self.parts.runner.store.copy_blocks, step.copies))
 
     def _sample(self, step: Step, logits_RV: torch.Tensor | None) -> list[tuple[Window, Drawn]]:
         """Draws for every window; the rows of lanes under a search are put aside for it."""

@@ -99,6 +99,13 @@ class Memory:
             return 0
         return min(one.num_dropped + len(one.blocks) * self._block_size for one in tables)
 
+    def holds_any(self, sequence_id: int, blocks: set[int]) -> bool:
+        """Whether one of these blocks is the sequence's; yes when its manager cannot say."""
+        try:
+            return not blocks.isdisjoint(self.kv.block_table(sequence_id))
+        except Exception:  # a plugin's, while another failure is dealt with
+            return True
+
     def layer_tables(self, sequence_id: int) -> tuple[GroupTable, ...]:
         """A sequence's committed table for each layer of the model."""
         tables = self._group_tables(sequence_id)

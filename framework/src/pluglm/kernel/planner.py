@@ -149,7 +149,9 @@ class PolicyScheduler:
         num_tokens = min(num_tokens, request.num_known - num_computed + request.num_drafts)
         num_held = max(request.num_known, num_computed + num_tokens)
         if not self._find_room(draft, request, num_held) or not self._keep_headroom(draft, request):
-            if not request.holds_kv:
+            if request.holds_kv:
+                draft.kv.trim(request.sequence_id, request.num_computed)
+            else:
                 draft.kv.release(request.sequence_id)
             return self._may_skip(draft, request, "kv")
         draft.paused.pop(request.sequence_id, None)

@@ -172,6 +172,6 @@ class Planning:
         if self._idle_steps >= MAX_IDLE_STEPS:
             why = "while an abandoned call holds KV" if self._memory.held_back else "with work waiting"
             self._idle_steps = 0
-            self._engine.end_all(
-                "error", error=f"{self._parts.names['scheduler']} planned nothing in {MAX_IDLE_STEPS} steps {why}"
-            )
+            reason = f"{self._parts.names['scheduler']} planned nothing in {MAX_IDLE_STEPS} steps {why}"
+            logger.warning("%s", reason)
+            self._engine.end_all("error", error=reason)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -82,4 +81,11 @@ def _behind(segment: Segment, group: KVGroup, table: GroupTable) -> Segment:
             f"KV sequence {segment.sequence_id} gave back its first {table.num_dropped} tokens, "
             f"position {segment.num_context} of a layer with a window of {group.window} sees some of them"
         )
-    return replace(segment, num_context=num_context, block_table=table.blocks)
+    return Segment(
+        sequence_id=segment.sequence_id,
+        query_start=segment.query_start,
+        num_query=segment.num_query,
+        num_context=num_context,
+        block_table=table.blocks,
+        num_prompt=segment.num_prompt,
+    )

@@ -94,6 +94,7 @@ class Searching:
         """
         if not token_ids:
             self._engine.close_lane(lane)
+            lane.parked, lane.token_ids, lane.output_token_ids = None, [], []  # its counts alone are needed any more
             return []
         copies = [
             replace(
@@ -103,6 +104,7 @@ class Searching:
                 output_token_ids=[*lane.output_token_ids, token],
                 parked=None,
                 num_preemptions=0,
+                num_loaded=0,
                 num_cached=0,
                 num_recomputed=0,
             )

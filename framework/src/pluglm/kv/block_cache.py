@@ -197,7 +197,6 @@ class BlockCache:
             if entry.block in self._books.cached:
                 self._books.free.append(entry.block)
             self.remove(entry)
-        self.heap.clear()
         self.evicted = None if self.evicted is None else []
         self.published.clear()
         self._barred.update(self._books.tables)

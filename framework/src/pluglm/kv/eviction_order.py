@@ -36,10 +36,6 @@ class EvictionHeap:
     def has(self, entry: CacheEntry) -> bool:
         return entry.rank is not None or self._unranked.get(entry.block) is entry
 
-    def clear(self) -> None:
-        self._unranked.clear()
-        self.items.clear()
-
     def settle(self) -> None:
         """Rank what is new. ComponentFailure when the eviction breaks its contract; nothing is lost then."""
         while self._unranked:

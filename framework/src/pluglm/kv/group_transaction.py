@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from pluglm.kernel.core import BlockCopies, CacheKey
 from pluglm.kernel.errors import KVExhausted
@@ -35,7 +34,7 @@ class PooledTransaction:
     def extend(self, sequence_id: int, num_tokens: int, evict: bool = True) -> None:
         extent = self._extent(sequence_id)
         if num_tokens > extent.num_tokens:
-            self._fill(sequence_id, replace(extent, num_tokens=num_tokens))
+            self._fill(sequence_id, Extent(num_tokens, extent.num_computed))
 
     def advance(self, sequence_id: int, num_computed: int) -> None:
         extent = self._extent(sequence_id)
@@ -44,7 +43,7 @@ class PooledTransaction:
                 f"KV sequence {sequence_id}: {num_computed} of {extent.num_tokens} tokens are not computed"
             )
         self._require_kept(sequence_id, num_computed)
-        new = replace(extent, num_computed=num_computed)
+        new = Extent(extent.num_tokens, num_computed)
         self._extents[sequence_id] = new
         dropped = [kind.num_dropped(num_computed) - kind.num_dropped(extent.num_computed) for kind in self._kinds]
         if extent.num_tokens and any(dropped):
@@ -132,9 +131,9 @@ class PooledTransaction:
 
     def _fill(self, sequence_id: int, extent: Extent) -> None:
         """Blocks for the extent in every pool, or KVExhausted and none in any."""
-        sizes = [part.wanted(sequence_id, extent) for part in self._parts]
-        for part, size in zip(self._parts, sizes, strict=True):
-            if num_missing := part.num_missing(sequence_id, size):
+        needs = [part.need(sequence_id, extent) for part in self._parts]
+        for part, (_, num_missing) in zip(self._parts, needs, strict=True):
+            if num_missing:
                 raise KVExhausted(
                     f"KV sequence {sequence_id}: {extent.num_tokens} tokens need {num_missing} more blocks of "
                     f"{part.kind.block_size} than the {part.free_blocks()} that are free for {part.kind}"
@@ -143,6 +142,6 @@ class PooledTransaction:
             raise KVExhausted(
                 f"KV sequence {sequence_id}: {extent.num_tokens} tokens, one sequence may hold {self._pools.max_tokens}"
             )
-        for part, size in zip(self._parts, sizes, strict=True):
+        for part, (size, _) in zip(self._parts, needs, strict=True):
             part.extend(sequence_id, size)
         self._extents[sequence_id] = extent

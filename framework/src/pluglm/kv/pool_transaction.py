@@ -14,28 +14,29 @@ class PoolTransaction(BlockTransaction):
         super().__init__(pool.books, pool.kind.block_size, pool.books.num_blocks, close=lambda: None)
         self.kind, self.first_block = pool.kind, pool.first_block
 
-    def wanted(self, sequence_id: int, extent: Extent) -> int:
-        """Tokens that the table must have room for.
+    def need(self, sequence_id: int, extent: Extent) -> tuple[int, int]:
+        """Tokens that the table must have room for, and how many blocks too few are free for that."""
+        table = self._table(sequence_id)
+        size = self.wanted(table, extent)
+        if size <= table.num_tokens:
+            return size, 0
+        num_new = -(-size // self._block_size) - len(table.blocks)
+        offset = table.num_tokens % self._block_size
+        is_copied = offset > 0 and self._needs_copy(table.blocks[-1], offset, num_new)
+        return size, max(0, num_new + is_copied - self.free_blocks()) if num_new or is_copied else 0
 
-        A sequence that is advanced has one span, and gets as many blocks at its end as it drops at its start; for that
-        they must be its own, so one that shares blocks has room for all its tokens at once.
+    def wanted(self, table: Table, extent: Extent) -> int:
+        """A sequence that is advanced has one span, and gets as many blocks at its end as it drops at its start.
+
+        For that they must be its own, so one that shares blocks has room for all its tokens at once.
         """
         num_tokens = extent.num_tokens - self.kind.num_dropped(extent.num_computed)
         if extent.num_computed is None or self.kind.span_blocks is None:
             return num_tokens
         span = self.kind.span_blocks * self._block_size
-        is_shared = num_tokens > span and any(self._num_holders(block) > 1 for block in self._table(sequence_id).blocks)
-        return num_tokens if is_shared else min(num_tokens, span)
-
-    def num_missing(self, sequence_id: int, num_tokens: int) -> int:
-        """Blocks that `extend` would take beyond those that are free; 0 when it would succeed."""
-        table = self._table(sequence_id)
-        if num_tokens <= table.num_tokens:
-            return 0
-        num_new = -(-num_tokens // self._block_size) - len(table.blocks)
-        offset = table.num_tokens % self._block_size
-        is_copied = offset > 0 and self._needs_copy(table.blocks[-1], offset, num_new)
-        return max(0, num_new + is_copied - self.free_blocks())
+        if num_tokens > span and any(self._num_holders(block) > 1 for block in table.blocks):
+            return num_tokens
+        return min(num_tokens, span)
 
     def has_room(self, sequence_id: int, extent: Extent) -> bool:
         """Whether every token of the extent has a block."""

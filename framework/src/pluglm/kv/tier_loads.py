@@ -61,7 +61,7 @@ class TierLoads:
         if held and not roster.running and held >= roster.waiting.keys():
             self._wait(engine, cache, [roster.waiting[one] for one in held])
             held = self._held()
-        roster.held_out = set()
+        roster.held_out = held
 
     def forget(self, engine: EngineCore) -> None:
         """Nothing that is on its way is wanted any more."""

@@ -10,9 +10,10 @@ import torch
 
 from pluglm.kernel.core import ModelInput
 from pluglm.kernel.interfaces.backend import Backend, BackendContext
-from pluglm.kernel.interfaces.component import ATTENTION_UNUSED, BATCH_INVARIANT
+from pluglm.kernel.interfaces.component import ATTENTION_UNUSED, BATCH_INVARIANT, LAYER_GROUPS
 from pluglm.kernel.interfaces.kv import KVLayout, KVStore
 from pluglm.kernel.interfaces.model import Model
+from pluglm.testing.backend_groups import backend_group_checks
 from pluglm.testing.batches import Part, flat_input, grow
 from pluglm.testing.block_kv import BlockPool
 from pluglm.testing.check import Check, expect, make_check
@@ -78,6 +79,8 @@ def backend_checks(cls: type[Any], config: Any = None) -> Iterator[Check]:
         yield make_check(given_linear_layers_are_used, subject)
     if provides(cls, config, BATCH_INVARIANT):
         yield make_check(bits_do_not_depend_on_the_batch, subject)
+    if LAYER_GROUPS in capabilities.provides:
+        yield from backend_group_checks(subject.build)
 
 
 def unavailable_is_pure(cls: type[Any]) -> None:

@@ -127,7 +127,7 @@ def what_a_window_leaves_serves_others(make: MakeGrouped) -> None:
         elif desk.unit < LONG - group.window:
             expect(kept < LONG, f"fewer than all {LONG} tokens behind a window of {group.window}", table)
     before = desk.manager.capacity().held_blocks
-    desk.change(lambda transaction: transaction.release(1))
+    desk.release(1)
     expect(desk.manager.capacity().held_blocks == 0, f"all of its {before} blocks back", desk.manager.capacity())
 
 
@@ -190,7 +190,7 @@ def advancing_walk_keeps_what_is_seen(make: MakeGrouped) -> None:
         for sequence_id in desk.texts:
             desk.expect_seen(sequence_id, f"in step {step}")
     for sequence_id in list(desk.texts):
-        desk.change(lambda transaction, one=sequence_id: transaction.release(one))
+        desk.release(sequence_id)
     expect(desk.manager.capacity().held_blocks == 0, "nothing held at the end", desk.manager.capacity())
 
 

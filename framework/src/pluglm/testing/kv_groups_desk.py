@@ -58,6 +58,9 @@ class Desk:
     def advance(self, sequence_id: int, num_computed: int) -> None:
         self.change(lambda transaction: transaction.advance(sequence_id, num_computed))
 
+    def release(self, sequence_id: int) -> None:
+        self.change(lambda transaction: transaction.release(sequence_id))
+
     def take_the_rest(self, is_advanced: bool = True, num_tokens: int = 1) -> list[int]:
         """Start further sequences until the next one finds no room; returns their ids."""
         ids: list[int] = []
@@ -81,7 +84,7 @@ class Desk:
             return
         one = generator.choice(sorted(self.texts))
         if choice == "end":
-            self.change(lambda transaction: transaction.release(one))
+            self.release(one)
             del self.texts[one], self.computed[one], self.told[one]
         elif choice == "fork" and self.computed[one] == len(self.texts[one]):
             kept = max(self.told[one], self.computed[one] - generator.randint(0, 1))

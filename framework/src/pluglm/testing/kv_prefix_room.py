@@ -68,6 +68,24 @@ def adopted_blocks_are_not_evicted_by_their_own_transaction(make: Make) -> None:
     desk.expect_text(1, text[:adopted], "after all else was taken in the same transaction")
 
 
+def what_a_transaction_evicts_it_does_not_adopt(make: Make) -> None:
+    """Others take most of a cached text's blocks; what is adopted of it after that is what is left of its beginning."""
+    desk = Desk(make)
+    text = words(desk.num_blocks * desk.size)
+    desk.leave(1, text)
+    transaction = desk.manager.transaction()
+    for one in (2, 3):
+        transaction.acquire(one)
+        transaction.extend(one, desk.size)
+    left = len(text) - 2 * desk.size
+    adopted = transaction.acquire(4, desk.key(text))
+    expect(adopted == left, f"{left} tokens adopted after 2 blocks were evicted", adopted)
+    desk.slots.commit(transaction)
+    for one in (2, 3):
+        desk.slots.write(one, 0, words(desk.size, author=one))
+    desk.expect_text(4, text[:adopted], "after the end of it was evicted in the same transaction")
+
+
 def copies_come_before_what_overwrites_their_source(make: Make) -> None:
     """A beginning is adopted and extended, and what it came from is evicted by another, in one transaction."""
     desk = Desk(make)
@@ -269,6 +287,7 @@ ROOM_CHECKS = (
     ends_are_evicted_before_beginnings,
     held_blocks_are_never_evicted,
     adopted_blocks_are_not_evicted_by_their_own_transaction,
+    what_a_transaction_evicts_it_does_not_adopt,
     copies_come_before_what_overwrites_their_source,
     cached_blocks_are_room,
     extension_without_eviction_keeps_the_cache,

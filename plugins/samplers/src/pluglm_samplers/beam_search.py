@@ -31,7 +31,11 @@ class BeamConfig(ComponentConfig):
 
 
 class BeamSearch(Search):
-    """The options of a request: width (lanes that are kept, n or more), length_penalty, early_stopping."""
+    """Beam search. A request's options: width (lanes that are kept, n or more), length_penalty, early_stopping.
+
+    length_penalty (1.0): hypotheses are ranked by their log-probability over length ** length_penalty. early_stopping
+    (false): end with the first `width` hypotheses, instead of when the best lane cannot beat them at its length.
+    """
 
     interface_version = 1
     Config = BeamConfig
