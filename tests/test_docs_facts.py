@@ -13,10 +13,10 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from pydantic import BaseModel
 
+from pluglm.assembly.registry import KINDS, list_entries, load
 from pluglm.assembly.resolving import SLOTS
 from pluglm.assembly.run_config import EngineConfig, ModelConfig, RunConfig
 from pluglm.kernel.config import Slot
-from pluglm.kernel.registry import KINDS, list_entries, load
 from pluglm.kernel.sampling_params import SamplingParams
 
 ROOT = Path(__file__).parents[1]

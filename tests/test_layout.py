@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pluglm.kernel import registry
+from pluglm.assembly import registry
 
 ROOT = Path(__file__).parents[1]
 MEMBERS = [

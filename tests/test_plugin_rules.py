@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from pluglm import Engine, PluglmError, RunConfig, SamplingParams
+from pluglm.assembly.registry import list_entries
 from pluglm.assembly.resolving import require_same_plan, resolve
 from pluglm.kernel.errors import ConfigError, IncompatibleError, PluginError
-from pluglm.kernel.registry import list_entries
 
 Install = Callable[..., Path]
 ROOT = Path(__file__).parents[1]
@@ -269,7 +269,7 @@ def test_rule_6_importing_pluglm_reads_no_environment_and_imports_no_torch() -> 
         "    def __getitem__(self, key):\n"
         "        assert not str(key).startswith('PLUGLM'), key\n"
         "        return super().__getitem__(key)\n"
-        "import pluglm, pluglm.kernel.registry, pluglm.kernel.config\n"
+        "import pluglm, pluglm.assembly.registry, pluglm.kernel.config\n"
         "assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

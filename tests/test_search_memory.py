@@ -16,7 +16,7 @@ from engine_cases import fake_config, ids, real_config, require_idle, write_plug
 from step_cases import Steps
 
 from pluglm import Engine, SamplingParams
-from pluglm.kernel.registry import list_entries
+from pluglm.assembly.registry import list_entries
 
 PROMPT = [9, 4, 7, 2, 3, 5, 8, 1, 6, 2, 2, 9, 11]
 OTHER = [1, 2, 3]

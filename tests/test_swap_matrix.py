@@ -17,9 +17,9 @@ import pytest
 import torch
 
 from pluglm import Engine, RunConfig, SamplingParams
+from pluglm.assembly.registry import list_entries
 from pluglm.assembly.resolving import SLOTS
 from pluglm.kernel.errors import PluginError
-from pluglm.kernel.registry import list_entries
 
 PROMPTS = ([9, 41, 77, 12, 30, 5, 18], [23], [60, 61, 62, 60, 61, 62, 60, 61])
 NUM_TOKENS = 12
@@ -74,7 +74,7 @@ def reference(tiny_model: Path) -> Callable[[str | None], list[list[int]]]:
     """Greedy tokens by transformers, with every linear weight as the named quantizer stores it."""
     from transformers import LlamaForCausalLM
 
-    from pluglm.kernel.registry import find, load
+    from pluglm.assembly.registry import find, load
 
     known: dict[str | None, list[list[int]]] = {}
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pluglm import Engine, RunConfig, SamplingParams
-from pluglm.kernel.registry import list_entries
+from pluglm.assembly.registry import list_entries
 
 EXAMPLE = Path(__file__).parents[1] / "examples/third_party"
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pluglm.assembly.registry import list_entries, load
 from pluglm.backends.cpu import CpuBackend
 from pluglm.backends.cuda import CudaBackend
 from pluglm.backends.fake import FakeBackend
@@ -17,7 +18,6 @@ from pluglm.kernel.interfaces.component import Capabilities, ComponentConfig
 from pluglm.kernel.interfaces.kv import KVTransaction
 from pluglm.kernel.interfaces.scheduler import Accept, SchedulingPolicy, Stop, Victims
 from pluglm.kernel.planner import PolicyScheduler
-from pluglm.kernel.registry import list_entries, load
 from pluglm.kv.contiguous import ContiguousKV, ContiguousKVConfig
 from pluglm.kv.paged import PagedKV, PagedKVConfig
 from pluglm.testing.backend import backend_checks

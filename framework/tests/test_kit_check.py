@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pluglm.kernel.registry import KINDS
+from pluglm.assembly.registry import KINDS
 from pluglm.testing import Check, ContractViolation, cases, kit, run_checks
 from pluglm.testing.check import expect, expect_raises, make_check
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ConfigDict
 
+from pluglm.assembly.registry import KINDS
 from pluglm.kernel.core import Event, RequestView, StepView
 from pluglm.kernel.interfaces.component import Capabilities, ComponentConfig
 from pluglm.kernel.interfaces.scheduler import Accept, Stop
-from pluglm.kernel.registry import KINDS
 from pluglm.testing.check import run_checks
 from pluglm.testing.common import COMMON, kernel_version
 from pluglm.testing.scheduling_policy import scheduling_policy_checks

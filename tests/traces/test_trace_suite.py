@@ -15,7 +15,7 @@ from trace_generate import make_trace
 from trace_oracle import check_trace
 from trace_shrink import same_failure, shrink
 
-from pluglm.kernel.registry import list_entries
+from pluglm.assembly.registry import list_entries
 
 NUM_TRACES, PART, SEED = 500, 20, 0
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from trace_policies import ChaosPolicy, ForcedScheduler
 
-from pluglm.kernel.registry import find, list_entries, load
+from pluglm.assembly.registry import find, list_entries, load
 
 Draw = Callable[[random.Random], Any]
 

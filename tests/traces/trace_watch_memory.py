@@ -154,12 +154,15 @@ class MemoryWatch(Watcher):
                 self._counts["prefix hits"] += 1
                 self._counts["adopted tokens"] += num_adopted
                 self._out_of_date.discard(sequence_id)
-                self._require_computed(self._lanes[sequence_id], num_adopted)
+                lane = self._lanes[sequence_id]
+                self._require_computed(lane, self._searched.get(sequence_id, lane.token_ids)[:num_adopted])
 
-    def _require_computed(self, lane: Sequence, num_tokens: int) -> None:
-        checksum = checksums(lane.namespace, lane.token_ids[:num_tokens])[-1]
+    def _require_computed(self, lane: Sequence, token_ids: list[int]) -> None:
+        checksum = checksums(lane.namespace, token_ids)[-1]
         if checksum not in self._computed.get(lane.namespace, ()):
-            what = f"{num_tokens} tokens are cached for sequence {lane.sequence_id}, which nobody computed like that"
+            what = (
+                f"{len(token_ids)} tokens are cached for sequence {lane.sequence_id}, which nobody computed like that"
+            )
             raise ViolationError("I5", what)
 
     def _note_computed(self, frame: Frame) -> None:
@@ -232,7 +235,7 @@ class MemoryWatch(Watcher):
         if num_adopted != num_tokens:
             raise ViolationError("I5", f"probe promised {num_tokens} tokens, acquire gave {num_adopted}")
         if num_adopted:
-            self._require_computed(lane, num_adopted)
+            self._require_computed(lane, lane.token_ids[:num_adopted])
             for layer, one in self._layer_tables(PROBE_ID, self._table(PROBE_ID) or ()).items():
                 self._read_back(lane, num_adopted, layer, one)
         transaction = self._kv.transaction()

@@ -26,7 +26,7 @@ def test_listing_imports_neither_torch_nor_any_plugin():
         heavy = {"torch", "numpy", "jinja2", "tokenizers", "transformers", "gguf", "safetensors"}
         assert heavy.isdisjoint(result["modules"])
         ours = {one for one in result["modules"] if one.startswith("pluglm") and not one.startswith("pluglm.cli")}
-        assert ours == {"pluglm", "pluglm.kernel", "pluglm.kernel.errors", "pluglm.kernel.registry"}
+        assert ours == {"pluglm", "pluglm.kernel", "pluglm.kernel.errors", "pluglm.assembly.registry"}
 
 
 def test_a_policy_is_found_under_the_name_of_its_slot(pluglm):

@@ -76,6 +76,16 @@ def test_two_managers_have_different_keys_for_the_same_block() -> None:
     assert keys[0] != keys[1]
 
 
+def test_a_key_stands_for_all_tokens_before_it() -> None:
+    """One block after two others, and first of all in two namespaces: six blocks, six keys."""
+    desk = desk_with(keyed_digest(bytes(64)))
+    same = words(SIZE)
+    for one, text in enumerate((words(SIZE, author=1) + same, words(SIZE, author=2) + same, same)):
+        desk.leave(one, text)
+    desk.leave(9, same, namespace=b"model B")
+    assert len({entry.place[0] for entry in desk.manager._cache.entries.values()}) == 6
+
+
 def test_audit_finds_an_entry_under_a_wrong_key() -> None:
     desk = desk_with(keyed_digest(bytes(64)))
     desk.leave(1, words(2 * SIZE))

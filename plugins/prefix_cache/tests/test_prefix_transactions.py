@@ -271,3 +271,17 @@ def test_audit_finds_damage(cls: type, damage: Any, message: str) -> None:
     damage(bench.manager._cache, bench.manager._books)
     with pytest.raises(RuntimeError, match=message):
         bench.manager.audit()
+
+
+@pytest.mark.parametrize("cls", MANAGERS)
+def test_what_is_left_after_an_eviction_is_adopted(cls: type) -> None:
+    """Two of four blocks go to others in the transaction; the two before them can still be adopted in it."""
+    bench = desk(cls, num_blocks=4)
+    text = words(4 * SIZE)
+    bench.leave(1, text)
+    transaction = bench.manager.transaction()
+    transaction.acquire(2)
+    transaction.extend(2, 2 * SIZE)
+    assert transaction.acquire(3, bench.key(text)) == 2 * SIZE
+    transaction.commit()
+    assert classes(bench) == (0, 4, 0)

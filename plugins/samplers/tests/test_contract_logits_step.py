@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pluglm.kernel.registry import list_entries, load
+from pluglm.assembly.registry import list_entries, load
 from pluglm.testing.check import Check
 from pluglm.testing.logits_step import logits_step_checks
 

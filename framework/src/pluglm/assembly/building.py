@@ -11,6 +11,7 @@ from pluglm.assembly.checked_attention import CheckedAttention
 from pluglm.assembly.hook_calls import HookCaller
 from pluglm.assembly.locating import locate
 from pluglm.assembly.namespace import KVIdentity
+from pluglm.assembly.registry import list_entries, load
 from pluglm.assembly.resolving import ResolvedRun, capabilities_of
 from pluglm.kernel.cache_keys import namespace
 from pluglm.kernel.config import validate
@@ -26,7 +27,6 @@ from pluglm.kernel.interfaces.model import LinearFactory, Model, ModelSpec
 from pluglm.kernel.interfaces.services import Progress, Runner, Services, TokenizerView
 from pluglm.kernel.parts import Limits, Parts, Tiers
 from pluglm.kernel.planner import PolicyScheduler
-from pluglm.kernel.registry import list_entries, load
 from pluglm.kernel.runner import ModelRunner
 from pluglm.kv.no_tiers import NoTiers
 from pluglm.kv.tiering import KVTiers

@@ -7,8 +7,8 @@ import re
 import sys
 from pathlib import Path
 
+from pluglm.assembly.registry import Entry, find
 from pluglm.kernel.errors import PluginError, describe
-from pluglm.kernel.registry import Entry, find
 
 
 def locate(kinds: tuple[str, ...], name: str, folder: Path | None) -> Entry:

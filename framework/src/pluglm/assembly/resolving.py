@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pluglm.assembly.locating import locate
+from pluglm.assembly.registry import Entry, load
 from pluglm.assembly.run_config import RunConfig
 from pluglm.kernel.config import Slot, validate
 from pluglm.kernel.errors import ComponentFailure, IncompatibleError, PluginError, PluglmError, describe
 from pluglm.kernel.interfaces.component import BATCH_INVARIANT, DETERMINISTIC, Capabilities, ComponentUser
 from pluglm.kernel.interfaces.kv import EvictionLog
-from pluglm.kernel.registry import Entry, load
 
 SLOTS: dict[str, tuple[str, ...]] = {
     "backend": ("backend",),

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic.errors import PydanticInvalidForJsonSchema
 
-from pluglm.kernel.registry import Entry
+from pluglm.assembly.registry import Entry
 
 Schema = dict[str, Any]
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from pluglm.assembly.locating import locate
+from pluglm.assembly.registry import Entry, load
 from pluglm.assembly.resolving import SLOTS
 from pluglm.cli import exits
 from pluglm.cli.plugin_list import require_kind
 from pluglm.cli.terminal import new_table, print_on
 from pluglm.cli.yaml_line import one_line_yaml
 from pluglm.kernel.errors import PluginError
-from pluglm.kernel.registry import Entry, load
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pluglm.assembly.registry import KINDS, Entry, list_entries, load
 from pluglm.cli import exits
 from pluglm.kernel.errors import PluginError
-from pluglm.kernel.registry import KINDS, Entry, list_entries, load
 
 if TYPE_CHECKING:
     from rich.table import Table

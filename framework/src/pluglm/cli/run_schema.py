@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+from pluglm.assembly.registry import Entry, find, list_entries, load
 from pluglm.assembly.resolving import AUTO, SLOTS
 from pluglm.assembly.run_config import RunConfig
 from pluglm.cli.component_schema import Schema, component_schema
 from pluglm.kernel.errors import PluginError
-from pluglm.kernel.registry import Entry, find, list_entries, load
 
 
 def run_schema() -> tuple[Schema, list[str]]:

@@ -1,1 +1,1 @@
-"""The minimal kernel: nouns, contracts, config, registry, hooks and the engine loop. It imports no plugin."""
+"""The minimal kernel: nouns, contracts, hooks, planner and the engine loop. It imports no plugin."""

@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from pluglm.assembly.registry import KINDS
 from pluglm.kernel.interfaces.component import Capabilities
-from pluglm.kernel.registry import KINDS
 from pluglm.testing.check import Check, expect, expect_raises, make_check
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pluglm.kernel import registry
+from pluglm.assembly import registry
 from pluglm.kernel.config import validate
 from pluglm.kernel.interfaces.component import BuildContext, ComponentConfig
 from pluglm.kernel.interfaces.model import LayerSpec, ModelSpec

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator
 
-from pluglm.kernel.registry import KINDS
+from pluglm.assembly.registry import KINDS
 from pluglm.testing.check import Check
 
 

@@ -69,7 +69,7 @@ def adopted_blocks_are_not_evicted_by_their_own_transaction(make: Make) -> None:
 
 
 def what_a_transaction_evicts_it_does_not_adopt(make: Make) -> None:
-    """Others take most of a cached text's blocks; what is adopted of it after that is what is left of its beginning."""
+    """Two blocks of a cached text are taken for others; what is adopted after that is of what is left."""
     desk = Desk(make)
     text = words(desk.num_blocks * desk.size)
     desk.leave(1, text)
@@ -79,7 +79,7 @@ def what_a_transaction_evicts_it_does_not_adopt(make: Make) -> None:
         transaction.extend(one, desk.size)
     left = len(text) - 2 * desk.size
     adopted = transaction.acquire(4, desk.key(text))
-    expect(adopted == left, f"{left} tokens adopted after 2 blocks were evicted", adopted)
+    expect(adopted <= left, f"at most {left} tokens adopted after 2 blocks were evicted", adopted)
     desk.slots.commit(transaction)
     for one in (2, 3):
         desk.slots.write(one, 0, words(desk.size, author=one))
