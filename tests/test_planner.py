@@ -135,3 +135,11 @@ def test_every_plan_is_within_its_bounds_and_passes_the_validator(
             assert table.blocks(one.sequence_id) is None
     if views and not plan.items and not plan.preempted and table.kv.capacity().free_blocks:
         assert len(views) == 1 or all(one.num_pending == 0 for one in views)
+
+
+def test_no_draft_and_no_chunk_takes_the_token_of_a_decode() -> None:
+    """A policy that names the long prompt first, and gives everyone all that is left."""
+    running = [view_of(0, 40, 8), view_of(1, 9, 8, drafts=8), view_of(2, 5, 4), view_of(3, 5, 4, drafts=2)]
+    assert items(Table(running, [], tokens=5).plan(Policy())) == [(1, 3), (2, 1), (3, 1)]
+    assert items(Table(running, [], tokens=20).plan(Policy())) == [(1, 9), (2, 1), (3, 3), (0, 7)]
+    assert items(Table(running, [], tokens=2).plan(Policy())) == [(1, 1), (2, 1)]

@@ -24,7 +24,7 @@ class PlainPolicy:
     Config: type[BaseModel] = ComponentConfig
 
     def __init__(self, config: Any, context: Any) -> None:
-        self.seen: list[str] = []
+        self.num_events = 0
 
     @classmethod
     def capabilities(cls, config: Any) -> Capabilities:
@@ -46,7 +46,7 @@ class PlainPolicy:
         return Stop()
 
     def on_event(self, event: Event) -> None:
-        self.seen.append(event.request_id)
+        self.num_events += 1
 
 
 class NewerVersion(PlainPolicy):
@@ -69,6 +69,7 @@ class SharedList(PlainPolicy):
     shared: list[str] = []  # noqa: RUF012 - the shared state is what is wrong with it
 
     def __init__(self, config: Any, context: Any) -> None:
+        super().__init__(config, context)
         self.seen = self.shared
 
 

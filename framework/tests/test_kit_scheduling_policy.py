@@ -103,11 +103,6 @@ class SwapsOut(ArrivalPolicy):
         return Victims(found.sequence_ids, wrong) if isinstance(found, Victims) and view.step >= 1000 else found
 
 
-class PromptsByArrival(ArrivalPolicy):
-    def order_running(self, view: StepView) -> Iterable[int]:
-        return [one.sequence_id for one in sorted(view.running, key=rank)]
-
-
 class TurnsRound(ArrivalPolicy):
     """Round robin that counts its calls instead of events."""
 
@@ -154,7 +149,6 @@ BROKEN: dict[str, type[ArrivalPolicy]] = {
     "blocked_requests_get_an_answer": AnswersNone,
     "victims_are_other_running_sequences": NamesItself,
     "victims_have_a_known_mode": SwapsOut,
-    "prompts_take_no_token_from_decodes": PromptsByArrival,
     "equal_views_equal_answers": TurnsRound,
     "events_are_taken": NeedsTokens,
     "every_request_finishes": NeverForgives,

@@ -76,6 +76,8 @@ class OrderWatch(Watcher):
         if started and self._rank is not None:
             self._check_starts(frame.view, started, self._rank)
         self._count_overtakes(frame.view, started)
+        if not self._trace.policy.startswith("test:") and not self._trace.holds:
+            self._check_decodes(frame.view, frame.plan)
         self._have_run |= {one.request_id for one in frame.view.waiting if one.sequence_id in started}
         if self._trace.policy in VICTIMS_BY_ARRIVAL or self._trace.policy in ("shortest_first", "priority", "deadline"):
             self._check_victims(frame.view, frame.plan)
@@ -110,6 +112,15 @@ class OrderWatch(Watcher):
         waiting = {one.sequence_id for one in still}
         for sequence_id in [one for one in self._passed if one not in waiting]:
             del self._passed[sequence_id]
+
+    def _check_decodes(self, view: StepView, plan: StepPlan) -> None:
+        """Whoever has but its newest token to compute gets it, or gives up its place; no prompt is served before."""
+        decodes = {one.sequence_id for one in view.running if one.num_known - one.num_computed == 1}
+        served = {item.sequence_id for item in plan.items}
+        gone = {*plan.preempted, *plan.offloaded, *plan.paused, *(one for one, _ in plan.refused)}
+        starved = decodes - served - gone
+        if starved and len(decodes) <= view.budget.num_tokens:
+            raise ViolationError("I11", f"sequences {sorted(starved)} decode and get no token: {plan}")
 
     def _check_batch(self, view: StepView, plan: StepPlan, started: set[int]) -> None:
         """Nobody who runs is preempted; whoever starts beside others waited when the batch was taken."""

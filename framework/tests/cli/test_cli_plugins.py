@@ -26,7 +26,13 @@ def test_listing_imports_neither_torch_nor_any_plugin():
         heavy = {"torch", "numpy", "jinja2", "tokenizers", "transformers", "gguf", "safetensors"}
         assert heavy.isdisjoint(result["modules"])
         ours = {one for one in result["modules"] if one.startswith("pluglm") and not one.startswith("pluglm.cli")}
-        assert ours == {"pluglm", "pluglm.kernel", "pluglm.kernel.errors", "pluglm.assembly.registry"}
+        assert ours == {
+            "pluglm",
+            "pluglm.kernel",
+            "pluglm.kernel.errors",
+            "pluglm.assembly",
+            "pluglm.assembly.registry",
+        }
 
 
 def test_a_policy_is_found_under_the_name_of_its_slot(pluglm):
@@ -39,7 +45,10 @@ def test_json_rows_say_what_package_metadata_says(pluglm):
     rows = json.loads(pluglm("plugins", "list", "--kind", "kv", "--json").out)
     assert [(row["kind"], row["name"], row["distribution"], row["class"], row["state"]) for row in rows] == [
         ("kv", "contiguous", "pluglm", "pluglm.kv.contiguous:ContiguousKV", "not loaded"),
+        ("kv", "hash_prefix", "pluglm-prefix-cache", "pluglm_prefix_cache.hash_prefix:HashPrefixKV", "not loaded"),
         ("kv", "paged", "pluglm", "pluglm.kv.paged:PagedKV", "not loaded"),
+        ("kv", "radix", "pluglm-prefix-cache", "pluglm_prefix_cache.radix:RadixKV", "not loaded"),
+        ("kv", "window_paged", "pluglm", "pluglm.kv.window_paged:WindowPagedKV", "not loaded"),
     ]
 
 
@@ -51,7 +60,8 @@ def test_a_broken_package_is_a_row_until_it_is_checked(pluglm, plugin_package):
     checked = pluglm("plugins", "list", "--kind", "kv", "--check", "--json")
     assert checked.code == 2
     states = {row["name"]: row["state"] for row in json.loads(checked.out)}
-    assert states == {"contiguous": "ok", "paged": "ok", "splintered": "broken"}
+    sound = ("contiguous", "hash_prefix", "paged", "radix", "window_paged")
+    assert states == {**dict.fromkeys(sound, "ok"), "splintered": "broken"}
     table = pluglm("plugins", "list", "--kind", "kv", "--check").out
     assert "OSError: no libsplinter" in table
 
@@ -73,7 +83,7 @@ def test_a_card_shows_keys_types_limits_and_capabilities(pluglm):
     out = pluglm("plugins", "show", "kv", "paged").out
     lines = [" ".join(line.split()) for line in out.splitlines()]
     assert "class pluglm.kv.paged:PagedKV" in lines
-    assert "interface version 1" in lines
+    assert "interface version 2" in lines
     assert "block_size int, >= 1 16" in lines
     assert "num_blocks int | None, >= 1 null" in lines
     card = pluglm("plugins", "show", "backend", "fake").out

@@ -95,9 +95,8 @@ def test_of_two_equally_good_blocks_the_smaller_text_is_taken() -> None:
     bench = desk()
     for one, last in ((1, 9), (2, 5)):
         bench.leave(one, [0, 1, 2, last])
-    bench.start(3, [0, 1, 2, 7], bench.key([0, 1, 2, 7]))
-    bench.start(4, [0, 1, 2], bench.key([0, 1, 2]))
-    assert bench.manager.block_table(4) == (1,)  # that of [0, 1, 2, 5]
+    bench.change(lambda kv: kv.acquire(3, bench.key([0, 1, 2, 7])))
+    assert bench.manager.block_table(3) == (1,)  # that of [0, 1, 2, 5]
 
 
 def test_a_transaction_adopts_of_what_it_has_not_evicted() -> None:

@@ -36,9 +36,7 @@ class ShortestPolicy(SchedulingPolicy):
         return Accept()
 
     def order_running(self, view: StepView) -> Iterable[int]:
-        """Whoever has one token to compute comes before the prompts, so that no text waits for them."""
-        decodes_first = sorted(view.running, key=lambda one: (one.num_known - one.num_computed > 1, *_rank(one)))
-        return [request.sequence_id for request in decodes_first]
+        return [request.sequence_id for request in sorted(view.running, key=_rank)]
 
     def order_waiting(self, view: StepView) -> Iterable[int]:
         return [request.sequence_id for request in sorted(view.waiting, key=_rank)]

@@ -187,7 +187,7 @@ class EngineCore:
 
     def _written_by(self, step: Step) -> Iterator[Sequence]:
         """Whose KV a step writes, asked when it failed: its items, and others that wait for one of its block copies."""
-        items, targets = {sequence for sequence, _ in step.items}, {target for _, target in step.copies}
+        items, targets = dict.fromkeys(one for one, _ in step.items), {target for _, target in step.copies}
         yield from items
         for sequence in self.roster.live() if targets else ():
             if sequence not in items and sequence.holds_kv and self.memory.holds_any(sequence.sequence_id, targets):

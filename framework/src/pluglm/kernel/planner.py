@@ -30,6 +30,7 @@ class _Draft:
     items: dict[int, int] = field(default_factory=dict)
     lost: dict[Preemption, list[int]] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
+    num_promised: int = 0  # tokens left for the decodes that are still to be served
     is_crowded: bool = False  # somebody waits who was preempted before
 
     def plan(self) -> StepPlan:
@@ -45,12 +46,13 @@ class _Draft:
 class PolicyScheduler:
     """A Scheduler made of a SchedulingPolicy. Running sequences first, then waiting ones while seats and KV last.
 
-    A waiting sequence is admitted when the KV holds all of its known tokens, and it gets the blocks for them at once:
-    two long prompts can never both be admitted and then wait for each other's blocks.
+    Decodes, which have one known token to compute, come before prompts, and no draft or chunk takes the token of one, so
+    that no text waits for a long prompt. A waiting sequence is admitted when the KV holds all of its known tokens, and
+    it gets the blocks for them at once: two long prompts never wait for each other's blocks.
 
     when_full: what gives when a running sequence finds no block. `shrink`: idle cached blocks, then the policy's
-    victims. `preempt`: the policy's first victim, then cached blocks, to which that one's belong, then further victims.
-    `refuse`, `exit`: cached blocks; then the request that found none ends, alone or with all others.
+    victims. `preempt`: the policy's victims, cached blocks only when there are none. `refuse`, `exit`: cached blocks;
+    then the request that found none ends, alone or with all others.
     """
 
     def __init__(self, policy: SchedulingPolicy, when_full: WhenFull = "shrink") -> None:
@@ -63,9 +65,13 @@ class PolicyScheduler:
         paused = {request.sequence_id: request for request in view.waiting if request.holds_kv}
         draft = _Draft(view, kv, budget.num_tokens, budget.num_seats - len(running), running, paused)
         draft.is_crowded = any(request.num_preemptions for request in view.waiting)
-        for sequence_id in list(self.policy.order_running(view)):
-            if sequence_id in draft.running and sequence_id not in draft.items and draft.tokens_left > 0:
-                self._serve_running(draft, draft.running[sequence_id])
+        order = [running[one] for one in dict.fromkeys(self.policy.order_running(view)) if one in running]
+        decodes = [one for one in order if one.num_known - one.num_computed <= 1]
+        prompts = [one for one in order if one.num_known - one.num_computed > 1]
+        for number, request in enumerate([*decodes, *prompts]):
+            draft.num_promised = max(0, len(decodes) - number - 1)
+            if request.sequence_id in draft.running and draft.tokens_left > 0:
+                self._serve_running(draft, request)
         self._admit_waiting(draft)
         return draft.plan()
 
@@ -160,8 +166,9 @@ class PolicyScheduler:
         return True
 
     def _share(self, draft: _Draft, request: RequestView) -> int:
-        wanted = operator.index(self.policy.share(draft.view, request, draft.tokens_left))
-        return min(wanted, request.num_pending, draft.tokens_left)
+        tokens_left = max(1, draft.tokens_left - draft.num_promised)
+        wanted = operator.index(self.policy.share(draft.view, request, tokens_left))
+        return min(wanted, request.num_pending, tokens_left)
 
     def _make_room(self, draft: _Draft, request: RequestView, need: Need) -> bool:
         """Preempt the policy's next victim; False when it names none that still runs."""

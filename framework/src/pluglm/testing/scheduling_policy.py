@@ -148,37 +148,6 @@ def victims_have_a_known_mode(make: Make) -> None:
                     expect(answer.mode in MODES, f"one of {', '.join(MODES)} as the mode of Victims", repr(answer.mode))
 
 
-def prompts_take_no_token_from_decodes(make: Make) -> None:
-    """Whoever has one token to compute and gets it gets it too when prompts run along, however few tokens there are."""
-    generator = random.Random(0)
-    for _ in range(20):
-        budget = Budget(num_tokens=generator.randint(1, 8), num_seats=8)
-        decodes = [_request(generator, 1 + one, True, 1) for one in range(generator.randint(1, 4))]
-        prompts = [_request(generator, 11 + one, True, generator.randint(2, 3)) for one in range(3)]
-        both = generator.sample([*decodes, *prompts], len(decodes) + len(prompts))
-        alone, together = (
-            StepView(step=1, now_s=2.0, budget=budget, running=tuple(running), waiting=())
-            for running in (decodes, both)
-        )
-        lost = _served(make(), alone) - _served(make(), together)
-        expect(
-            not lost, f"a token for each decode of {[one.sequence_id for one in decodes]}", f"none for {sorted(lost)}"
-        )
-
-
-def _served(policy: SchedulingPolicy, view: StepView) -> set[int]:
-    """Running sequences that get tokens when there is KV for everything, as the planner gives them out."""
-    requests, left, served = {one.sequence_id: one for one in view.running}, view.budget.num_tokens, set()
-    for sequence_id in policy.order_running(view):
-        if left > 0 and sequence_id in requests:
-            request = requests[sequence_id]
-            num_tokens = min(policy.share(view, request, left), request.num_pending, left)
-            if num_tokens > 0:
-                served.add(sequence_id)
-                left -= num_tokens
-    return served
-
-
 def equal_views_equal_answers(make: Make) -> None:
     """Asked again, asked about a copy, or asked as the first thing ever."""
     used = make()
@@ -284,7 +253,6 @@ ALWAYS = (
     blocked_requests_get_an_answer,
     victims_are_other_running_sequences,
     victims_have_a_known_mode,
-    prompts_take_no_token_from_decodes,
     equal_views_equal_answers,
     events_are_taken,
     every_request_finishes,

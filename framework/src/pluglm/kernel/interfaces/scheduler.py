@@ -73,7 +73,7 @@ class SchedulingPolicy(Component, Protocol):
     def order_running(self, view: StepView) -> Iterable[int]:
         """Sequence ids of view.running, most deserving first. Ids left out get nothing in this step.
 
-        Decodes, which have one known token to compute, come before prompts, so that none loses its token to a chunk.
+        The kernel serves decodes, which have one known token to compute, before prompts, each in this order.
         """
         ...
 
