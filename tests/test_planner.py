@@ -15,7 +15,7 @@ from pluglm.kernel.interfaces.scheduler import Skip, Stop, Victims
 
 def test_decode_comes_before_prefill_and_a_long_prompt_gets_the_rest_in_chunks() -> None:
     table = Table([view_of(0, 9, 8), view_of(1, 30, 10), view_of(2, 5, 4)], [view_of(3, 50)], tokens=40)
-    assert items(table.plan(Policy())) == [(0, 1), (1, 20), (2, 1), (3, 18)]
+    assert items(table.plan(Policy())) == [(0, 1), (2, 1), (1, 20), (3, 18)]
     assert [table.blocks(i) for i in range(4)] == [3, 8, 2, 13]  # a new one holds room for all it knows
 
 

@@ -46,8 +46,8 @@ class _Draft:
 class PolicyScheduler:
     """A Scheduler made of a SchedulingPolicy. Running sequences first, then waiting ones while seats and KV last.
 
-    Decodes, which have one known token to compute, come before prompts, and no draft or chunk takes the token of one, so
-    that no text waits for a long prompt. A waiting sequence is admitted when the KV holds all of its known tokens, and
+    Decodes, which have one known token to compute, come before prompts, and no draft or chunk takes the token of one:
+    no text waits for a long prompt. A waiting sequence is admitted when the KV holds all of its known tokens, and
     it gets the blocks for them at once: two long prompts never wait for each other's blocks.
 
     when_full: what gives when a running sequence finds no block. `shrink`: idle cached blocks, then the policy's
