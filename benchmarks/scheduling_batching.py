@@ -15,7 +15,7 @@ SCHEDULERS = ("fcfs", "static_batch")
 PROMPT = "The history of the printing press begins in the fifteenth century, when"
 SHORTEST, LONGEST = 4, 160
 MEDIAN_LENGTH, SIGMA = 16, 1.2
-NUM_REQUESTS, SEATS, SEED = 64, 8, 0
+NUM_REQUESTS, SEATS, SEED = 128, 8, 0
 TARGET = 2.0
 
 
@@ -33,7 +33,7 @@ def time_run(engine: Engine, prompt_ids: list[int], lengths: Sequence[int]) -> t
     waiting = [
         engine.submit(prompt, SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True)) for length in lengths
     ]
-    while any(engine._core.is_live(name) for name in waiting):
+    while any(engine.core.is_live(name) for name in waiting):
         engine.step()
         steps += 1
     seconds = time.perf_counter() - started

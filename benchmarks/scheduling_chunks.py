@@ -26,10 +26,10 @@ def gaps_of_run(engine: Engine, seed: int) -> list[float]:
     last: dict[str, float] = {}
     gaps: list[float] = []
     step = 0
-    while any(engine._core.is_live(name) for name in names):
+    while any(engine.core.is_live(name) for name in names):
         if step == ARRIVES_AT:
             long = engine.submit({"prompt_token_ids": draw}, SamplingParams(temperature=0.0, max_tokens=1))
-        emitted = {one.request_id for one in engine._core.step() if one.token_ids}
+        emitted = {one.request_id for one in engine.core.step() if one.token_ids}
         now = time.perf_counter()
         for name in names:
             if name in emitted:
@@ -37,8 +37,8 @@ def gaps_of_run(engine: Engine, seed: int) -> list[float]:
                     gaps.append(now - last[name])
                 last[name] = now
         step += 1
-    while engine._core.is_live(long):
-        engine._core.step()
+    while engine.core.is_live(long):
+        engine.core.step()
     for name in (*names, long):
         engine._drop(name)
     return gaps

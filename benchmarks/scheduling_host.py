@@ -26,7 +26,7 @@ def measure_once(scheduler: str, kv: str, num_sequences: int) -> float:
             engine.submit({"prompt_token_ids": prompt}, params)
         for _ in range(5):
             engine.step()
-        core: Any = engine._core
+        core: Any = engine.core
         if len(core.roster.running) != num_sequences:
             raise RuntimeError(f"{len(core.roster.running)} of {num_sequences} sequences run")
         spent = [0.0]

@@ -10,7 +10,6 @@ from fault_cases import BAD, NAMED
 
 from pluglm.kernel.errors import ComponentFailure, RequestError
 
-PREEMPTS = "StepPlan(plan.items, (bad, bad))"
 SCHEDULERS = {
     "raises": ("raise ValueError('no idea')", "raised ValueError: no idea"),
     "raises after taking KV": ("kv.extend(bad, 50); raise ValueError('no idea')", "raised ValueError: no idea"),

@@ -14,7 +14,7 @@ from trace_play import ViolationError
 from trace_shrink import same_failure, shrink
 from trace_watch_ends import PreemptionAlarm
 
-NUM_TRACES, SEED = 60, 1
+NUM_TRACES, SEED = 200, 1
 
 
 def among(bug: Bug) -> tuple[tuple[str, str], ...]:

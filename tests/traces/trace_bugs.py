@@ -280,7 +280,7 @@ BUGS = (
     Bug("I7", budget_is_not_kept, policies=("fcfs", "fair")),
     Bug("I7", one_seat_too_many_is_given, policies=("fcfs", "fair")),
     Bug("I8", nobody_is_let_in, policies=("fcfs",)),
-    Bug("I8", paused_sequences_keep_their_blocks_for_ever),
+    Bug("I8", paused_sequences_keep_their_blocks_for_ever, policies=("test:chaos", "test:forced")),
     Bug("I9", door_is_open_to_what_never_fits),
     Bug("I9", queue_has_no_end),
     Bug("I10", cancelling_ends_one_lane),

@@ -83,7 +83,8 @@ class Trace:
     """policy: an installed scheduler or policy, or one of trace_policies. kv_config, policy_config: their own keys.
 
     drafts: tokens that the scripted drafter proposes at most, 0 is no drafter. search: an installed one. tier: options
-    of a TraceTier behind the prefix cache. resets: steps before which both are told to forget everything.
+    of a TraceTier behind the prefix cache. closes: the step at which the engine is closed, None when everybody is done.
+    resets: steps before which cache and tier are told to forget everything.
     """
 
     policy: str
@@ -101,6 +102,7 @@ class Trace:
     drafts: int = 0
     search: str | None = None
     tier: dict[str, Any] | None = None
+    closes: int | None = None
     arrivals: tuple[Arrival, ...] = ()
     cancels: tuple[Cancel, ...] = ()
     resets: tuple[int, ...] = ()

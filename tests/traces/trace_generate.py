@@ -59,15 +59,15 @@ class _Maker:
             cancels=self._cancels(arrivals),
             resets=tuple(sorted(self._moment() for _ in range(dice.choice((0, 0, 0, 1, 2))))),
             faults=self._faults(),
-            holds=self._holds(),
+            **self._unusual(),
         )
 
     def _tier(self) -> dict[str, Any] | None:
         """Only behind a prefix cache that says what it evicts."""
-        if not hasattr(managers()[self.kv].cls, "take_evicted") or self.dice.random() < 0.6:
+        if not hasattr(managers()[self.kv].cls, "take_evicted") or self.dice.random() < 0.4:
             return None
         dice = self.dice
-        drawn = {"delay_s": (0.0, 0.02, 0.05, 0.3), "fails": (0, 0, 3), "token_s": (0.0, 0.0, 0.0004, 1.0)}
+        drawn = {"delay_s": (0.0, 0.0, 0.02, 0.05, 0.3), "fails": (0, 0, 3), "token_s": (0.0, 0.0, 0.0004, 1.0)}
         return {name: dice.choice(values) for name, values in drawn.items()}
 
     def _when_full(self) -> WhenFull:
@@ -150,7 +150,9 @@ class _Maker:
         kind = self.dice.choice(("raise", "poison", "poison"))
         return (Fault(step=self._moment(), kind=kind, nth=self.dice.randint(0, 3)),)
 
-    def _holds(self) -> tuple[Hold, ...]:
-        if self.dice.random() < 0.9:
-            return ()
-        return (Hold(step=self._moment(), num_steps=self.dice.randint(1, 5)),)
+    def _unusual(self) -> dict[str, Any]:
+        """A call that hangs for some steps, or an early end; not both, since what is held cannot be given back then."""
+        chance = self.dice.random()
+        if chance < 0.1:
+            return {"holds": (Hold(step=self._moment(), num_steps=self.dice.randint(1, 5)),)}
+        return {"closes": self._moment()} if chance < 0.2 else {}

@@ -58,6 +58,9 @@ class Watcher:
     def after_step(self, frame: Frame) -> None:
         """Once for every step."""
 
+    def closing(self) -> None:
+        """The engine is about to be closed, which gives up whoever is there."""
+
     def drained(self) -> None:
         """Everybody is gone."""
 
@@ -125,12 +128,14 @@ class _Player:
 
     def run(self) -> None:
         while self.step <= self.trace.last_step or self.rig.core.roster.requests or self._is_held:
+            if self.trace.closes is not None and self.step >= self.trace.closes:
+                break
             self._before()
-            self._one_step()
+            self._one_step(self.rig.core.step)
             self.step = self._next()
-        self._one_step()
-        for watcher in self.watchers:
-            watcher.drained()
+        self._tell("closing")
+        self._one_step(self.rig.core.close)
+        self._tell("drained")
 
     @property
     def _is_held(self) -> bool:
@@ -172,11 +177,11 @@ class _Player:
             return str(error)
         return None
 
-    def _one_step(self) -> None:
+    def _one_step(self, step: Callable[[], list[Event]]) -> None:
         self._tell("before_step", self.step)
         self._batches.clear()
         started = self.rig.core.now()
-        frame = Frame(self.step, events=self.rig.core.step())
+        frame = Frame(self.step, events=step())
         for hook, arguments in self.rig.recorder.take():
             if hook == "step_planned":
                 frame.view, frame.plan = arguments["view"], arguments["plan"]

@@ -22,6 +22,7 @@ PLAIN: dict[str, tuple[Any, ...]] = {
     "drafts": (0, 1),
     "search": (None,),
     "tier": (None, {}, {"delay_s": 0.02}),
+    "closes": (None,),
     "offload_bytes": (1 << 20,),
     "num_tokens": (64, 16, 8, 4),
     "num_seats": (1, 2, 3, 4),

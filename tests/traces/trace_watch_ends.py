@@ -94,6 +94,10 @@ class EndsWatch(Watcher):
         if self._core.is_live(name):
             raise ViolationError("I10", f"{name} lives on after it was cancelled")
 
+    def closing(self) -> None:
+        for record in self.records.values():
+            record.was_cancelled |= not record.is_over
+
     def before_step(self, step: int) -> None:
         self._now_s = self._core.now()
 
@@ -201,6 +205,7 @@ class EndsWatch(Watcher):
             "deadlines": core.roster.deadlines,
             "text streams": core._streams,
             "KV held back": core.memory.held_back,
+            "held out of plans": core.roster.held_out,
             "offloaded bytes": self._trace.offload_bytes - core.memory._host_bytes_left,
             "drafters' states": drafter.known if drafter else (),
         }

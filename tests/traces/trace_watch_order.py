@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from trace_case import Trace
-from trace_choices import schedulers
+from trace_choices import OWN, schedulers
 from trace_parts import Rig
 from trace_play import Frame, ViolationError, Watcher
 
@@ -64,6 +64,8 @@ class OrderWatch(Watcher):
     def __init__(self, trace: Trace, rig: Rig) -> None:
         self._trace = trace
         self._rank, self._most = start_order(trace), most_overtakes(trace)
+        choice = schedulers()[trace.policy]
+        self._serves_decodes = choice.kind == "scheduling_policy" and choice.name not in OWN and not trace.holds
         self._passed: Counter[int] = Counter()
         self._batch: set[str] = set()
         self._have_run: set[str] = set()
@@ -76,7 +78,7 @@ class OrderWatch(Watcher):
         if started and self._rank is not None:
             self._check_starts(frame.view, started, self._rank)
         self._count_overtakes(frame.view, started)
-        if not self._trace.policy.startswith("test:") and not self._trace.holds:
+        if self._serves_decodes:
             self._check_decodes(frame.view, frame.plan)
         self._have_run |= {one.request_id for one in frame.view.waiting if one.sequence_id in started}
         if self._trace.policy in VICTIMS_BY_ARRIVAL or self._trace.policy in ("shortest_first", "priority", "deadline"):
@@ -114,7 +116,7 @@ class OrderWatch(Watcher):
             del self._passed[sequence_id]
 
     def _check_decodes(self, view: StepView, plan: StepPlan) -> None:
-        """Whoever has but its newest token to compute gets it, or gives up its place; no prompt is served before."""
+        """The planner's promise: whoever has but its newest token to compute gets it, or gives up its place."""
         decodes = {one.sequence_id for one in view.running if one.num_known - one.num_computed == 1}
         served = {item.sequence_id for item in plan.items}
         gone = {*plan.preempted, *plan.offloaded, *plan.paused, *(one for one, _ in plan.refused)}

@@ -1,4 +1,4 @@
-"""What callers hand to the Engine beside prompts: its types, checked before any component sees them."""
+"""What callers hand to the Engine beside prompts: its defaults, and its types before any component sees them."""
 
 from __future__ import annotations
 
@@ -20,6 +20,10 @@ class Options(NamedTuple):
     tenant: str = ""
     deadline_s: float | None = None
     salt: str = ""
+
+
+def silent(what: str, done: int, total: int) -> None:
+    """Progress that nobody asked to see."""
 
 
 def as_list(prompts: Any) -> list[Prompt]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
 
-from pluglm.arguments import Options, Params, as_list, check_types, params_list
+from pluglm.arguments import Options, Params, as_list, check_types, params_list, silent
 from pluglm.assembly.building import build
 from pluglm.assembly.resolving import ResolvedRun, resolve
 from pluglm.assembly.run_config import RunConfig
@@ -33,14 +33,10 @@ WORKER_THREAD = "pluglm-worker"  # the name of the kernel's threads that run plu
 ChunkStream = Generator[StreamChunk, None, None]
 
 
-def _silent(what: str, done: int, total: int) -> None:
-    """Progress that nobody asked to see."""
-
-
 class Engine:
     """Runs one model. Thread-safe: callers share the loop, and whoever waits drives it. Close it, or use `with`."""
 
-    def __init__(self, config: RunConfig, *, progress: Progress = _silent) -> None:
+    def __init__(self, config: RunConfig, *, progress: Progress = silent) -> None:
         """Resolve, build and load. Raises a PluglmError of one line for anything that is wrong with the config."""
         self.run: ResolvedRun = resolve(config)
         self._core = EngineCore(build(self.run, default_services(), progress))
@@ -55,7 +51,7 @@ class Engine:
         self._core.parts.hooks.call("run_started", plan=self.run.plan())
 
     @classmethod
-    def from_config(cls, config: RunConfig | Mapping[str, Any] | str | Path, *, progress: Progress = _silent) -> Self:
+    def from_config(cls, config: RunConfig | Mapping[str, Any] | str | Path, *, progress: Progress = silent) -> Self:
         """From a RunConfig, a dictionary of the same shape, or the path of a YAML file."""
         if isinstance(config, str | Path):
             config = RunConfig.from_file(config)
@@ -66,6 +62,11 @@ class Engine:
     @property
     def config(self) -> RunConfig:
         return self.run.config
+
+    @property
+    def core(self) -> EngineCore:
+        """The engine loop, for tools that measure or replay it. Not thread-safe; whoever steps it gets the events."""
+        return self._core
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -277,7 +278,7 @@ class Engine:
             self._drop(request_id)
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], params: Params = None, *, progress: Progress = _silent
+        self, prompts: Prompt | Sequence[Prompt], params: Params = None, *, progress: Progress = silent
     ) -> list[RequestOutput]:
         """One output per prompt, in order. A prompt that cannot run ends `refused` with its reason; the rest go on.
 
@@ -335,7 +336,7 @@ class Engine:
         """generate, without blocking the event loop; cancelling the task cancels the requests."""
         unwanted = threading.Event()
         try:
-            return await asyncio.to_thread(self._generate, prompts, params, _silent, unwanted)
+            return await asyncio.to_thread(self._generate, prompts, params, silent, unwanted)
         finally:
             unwanted.set()
 

@@ -1,4 +1,4 @@
-"""From a config to a running engine: resolve every name, accept or refuse the combination, then build in order.
+"""From a config to classes: resolve every name, validate every component's keys, accept or refuse the combination.
 
 Everything that can be wrong with a name, a version, a config or a combination is found before weights are read.
 """

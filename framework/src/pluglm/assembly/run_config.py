@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 from pluglm.assembly.strict_yaml import UnreadableYamlError, parse_yaml
 from pluglm.kernel.config import Slot, validate
 from pluglm.kernel.errors import ConfigError
+from pluglm.kernel.planner import WhenFull
 from pluglm.kernel.sampling_params import SamplingParams
 
 MOST_THREADS = 1024  # far beyond any machine; OpenMP fails in its own way on more
@@ -47,7 +48,7 @@ class EngineConfig(BaseModel):
     kv_memory: int | None = Field(default=None, ge=1)
     max_waiting_requests: int | None = Field(default=None, ge=1)
     max_waiting_tokens: int | None = Field(default=None, ge=1)
-    when_kv_full: Literal["shrink", "preempt", "refuse", "exit"] = "shrink"
+    when_kv_full: WhenFull = "shrink"
     offload_memory: int = Field(default=1 << 30, ge=0)
     kv_tier_timeout_s: float = Field(default=1.0, gt=0, le=threading.TIMEOUT_MAX)
     plugin_timeout_s: float = Field(default=300.0, gt=0, le=threading.TIMEOUT_MAX)

@@ -7,11 +7,14 @@ from typing import Any
 
 from pluglm.cli.jobs import Job
 from pluglm.kernel.core import RequestMetrics
-from pluglm.outputs import RequestOutput
+from pluglm.outputs import Completion, RequestOutput
 
 
 def result_json(index: int, job: Job, output: RequestOutput) -> dict[str, Any]:
-    """index counts from 0; times are seconds on the backend's clock; `id` and `logprobs` only when asked for."""
+    """index counts from 0; times are seconds on the backend's clock.
+
+    `id` and `logprobs` only when asked for; `completions`, with all outputs, when more than one was.
+    """
     result: dict[str, Any] = {"index": index}
     if job.label is not None:
         result["id"] = job.label
@@ -26,6 +29,15 @@ def result_json(index: int, job: Job, output: RequestOutput) -> dict[str, Any]:
     }
     if job.params.logprobs is not None:
         result["logprobs"] = [asdict(one) for one in output.logprobs]
+    if job.params.n > 1:
+        result["completions"] = [_completion_json(job, one) for one in output.completions]
+    return result
+
+
+def _completion_json(job: Job, completion: Completion) -> dict[str, Any]:
+    result = asdict(completion)
+    if job.params.logprobs is None:
+        del result["logprobs"]
     return result
 
 
@@ -41,4 +53,7 @@ def _metrics_json(metrics: RequestMetrics | None) -> dict[str, Any] | None:
         "num_preemptions": metrics.num_preemptions,
         "num_drafted": metrics.num_drafted,
         "num_accepted": metrics.num_accepted,
+        "num_cached_tokens": metrics.num_cached_tokens,
+        "num_loaded_tokens": metrics.num_loaded_tokens,
+        "num_recomputed_tokens": metrics.num_recomputed_tokens,
     }

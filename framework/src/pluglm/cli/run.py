@@ -56,7 +56,7 @@ def run_prompts(options: RunOptions) -> int:
         with engine:
             jobs = [_templated(job, engine, options.raw) for job in jobs]
             with target:
-                results = [_stream(engine, jobs[0], target)] if streams else _batch(engine, jobs, target, options)
+                results = [_text(engine, jobs[0], target)] if streams else _batch(engine, jobs, target, options)
             if not options.quiet:
                 print_summary(engine.run, results, sys.stderr)
     return _verdict(jobs, results)
@@ -87,16 +87,26 @@ def _templated(job: Job, engine: Engine, raw: bool) -> Job:
     return replace(job, prompt=[{"role": "user", "content": str(job.prompt)}])
 
 
-def _stream(engine: Engine, job: Job, target: Output) -> RequestOutput:
-    """The prompt's text as it comes. Raises RequestError when the prompt is refused."""
+def _text(engine: Engine, job: Job, target: Output) -> RequestOutput:
+    """The prompt's text as it comes, or several texts, one after another. Raises RequestError when it is refused."""
     request_id = engine.submit(job.prompt, job.params)
     output = RequestOutput(request_id, [])
     for event in engine.events(request_id):
         output.add(event)
-        target.write(event.text)
-    if not output.text.endswith("\n"):
-        target.write("\n")
+        if job.params.n == 1:
+            target.write(event.text)
+    if job.params.n == 1:
+        _end_line(output.text, target)
+        return output
+    for one in output.completions:
+        target.write(f"--- output {one.lane + 1} of {job.params.n}\n{one.text}")
+        _end_line(one.text, target)
     return output
+
+
+def _end_line(text: str, target: Output) -> None:
+    if not text.endswith("\n"):
+        target.write("\n")
 
 
 def _batch(engine: Engine, jobs: Sequence[Job], target: Output, options: RunOptions) -> list[RequestOutput]:

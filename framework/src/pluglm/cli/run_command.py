@@ -54,8 +54,9 @@ def run(
 ) -> int:
     """Generate text with the model and the components of CONFIG.
 
-    One prompt (--prompt, or standard input when it is piped) streams its text to stdout. Many prompts
-    (--prompts-file) run as one batch. The components that were used and the speed follow as tables on stderr.
+    One prompt (--prompt, or standard input when it is piped) streams its text to stdout; with sampling.n above 1 the
+    texts follow one another at the end. Many prompts (--prompts-file) run as one batch. The components that were used
+    and the speed follow as tables on stderr.
     """
     from pluglm.cli.run import RunOptions, run_prompts
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TextIO
 from pluglm.assembly.resolving import capabilities_of
 from pluglm.cli.terminal import new_table, print_on
 from pluglm.kernel.interfaces.component import ATTENTION_UNUSED
+from pluglm.kernel.interfaces.kv import PrefixCache
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -63,8 +64,13 @@ def numbers_table(run: ResolvedRun, results: Sequence[RequestOutput]) -> Table:
     table.add_row("prompts", _counts(results))
     table.add_row("tokens", _token_counts(metrics))
     table.add_row("time to first token", _times([one.ttft_s for one in metrics]))
-    table.add_row("time per output token", _times([one.tpot_s for one in metrics]))
+    table.add_row("time per output token", _times([_tpot(one) for one in results]))
     table.add_row("output tokens/s", _rate(metrics))
+    if issubclass(run.slots["kv"].cls, PrefixCache):
+        table.add_row("prompt tokens from the cache", _cached(metrics))
+    if preemptions := sum(one.num_preemptions for one in metrics):
+        recomputed = sum(one.num_recomputed_tokens for one in metrics)
+        table.add_row("preemptions", f"{preemptions:,} ({recomputed:,} tokens computed again)")
     if "drafter" in run.slots:
         table.add_row("drafts accepted", _drafts(metrics))
     for name, value in _peak_memory().items():
@@ -100,9 +106,25 @@ def _rate(metrics: Sequence[RequestMetrics]) -> str:
     return f"{sum(one.num_output_tokens for one in metrics) / seconds:,.1f}" if seconds > 0 else "-"
 
 
+def _tpot(output: RequestOutput) -> float | None:
+    """None where all tokens came at once, as from a search, or those of several outputs side by side."""
+    if output.metrics is None or len(output.completions) > 1:
+        return None
+    return output.metrics.tpot_s or None
+
+
+def _cached(metrics: Sequence[RequestMetrics]) -> str:
+    cached, prompt = sum(one.num_cached_tokens for one in metrics), sum(one.num_prompt_tokens for one in metrics)
+    return _share(cached, prompt)
+
+
 def _drafts(metrics: Sequence[RequestMetrics]) -> str:
     accepted, drafted = sum(one.num_accepted for one in metrics), sum(one.num_drafted for one in metrics)
-    return f"{accepted:,} of {drafted:,}" + (f" ({accepted / drafted:.0%})" if drafted else "")
+    return _share(accepted, drafted)
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part:,} of {whole:,}" + (f" ({part / whole:.0%})" if whole else "")
 
 
 def _peak_memory() -> dict[str, int]:

@@ -10,12 +10,14 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as TokenIds
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     import torch
 
     from pluglm.kernel.interfaces.grammar import Matcher
+    from pluglm.kernel.interfaces.search import Walk
+    from pluglm.kernel.memory import Saved
     from pluglm.kernel.sampling_params import SamplingParams
 
 FinishReason = Literal["stop", "length", "cancelled", "deadline", "error", "refused"]
@@ -60,7 +62,10 @@ class CacheKey:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Sequence:
-    """The engine's mutable state of one lane of a request. Only the engine writes it; plugins see a RequestView."""
+    """The engine's mutable state of one lane of a request. Only the engine writes it, and the tiers num_loaded.
+
+    Plugins see a RequestView.
+    """
 
     sequence_id: int
     request: Request
@@ -74,15 +79,15 @@ class Sequence:
     kv_epoch: int = 0  # resets of the prefix cache before the first of them was computed or adopted
     drafts: list[int] = field(default_factory=list)  # proposed for this step, never committed unverified
     status: Status = Status.WAITING
-    holds_kv: bool = False  # has a table in the KV manager; waiting with one is being paused
-    offloaded: Any = None  # its KV in host memory while it waits, num_computed tokens of it
+    holds_kv: bool = False  # has a table in the KV manager; one that waits may: paused, forked or parked
+    offloaded: Saved | None = None  # its KV in host memory while it waits, num_computed tokens of it
     num_preemptions: int = 0
-    num_loaded: int = 0  # tokens whose KV came from a tier, over all admissions; written by the tiers
+    num_loaded: int = 0  # tokens whose KV came from a tier, over all admissions
     num_cached: int = 0  # prompt tokens that were adopted instead of computed when it first ran
     num_recomputed: int = 0  # computed tokens that preemption threw away and no cached prefix gave back
     matcher: Matcher | None = None  # grammar state after the committed tokens
-    walk: Any = None  # the search that decides how the request goes on, shared by its lanes
-    parked: Any = None  # logits_V of the next token, while other lanes of the search still compute theirs
+    walk: Walk | None = None  # the search that decides how the request goes on, shared by its lanes
+    parked: torch.Tensor | None = None  # logits_V of the next token, while it waits for the search's other lanes
     first_token_s: float | None = None
     num_drafted: int = 0
     num_accepted: int = 0
@@ -123,7 +128,7 @@ class RequestView:
     num_preemptions: int
     lane: int = 0
     deadline_s: float | None = None
-    holds_kv: bool = False  # running, or paused: waiting with its KV kept
+    holds_kv: bool = False  # it runs; or it waits with its KV kept, paused or forked
     cache_key: CacheKey | None = field(default=None, compare=False, repr=False)  # None: nothing can be adopted
     probe: Callable[[CacheKey], int] | None = field(default=None, compare=False, repr=False)
 
@@ -156,7 +161,7 @@ class StepView:
     now_s: float
     budget: Budget
     running: tuple[RequestView, ...]  # hold a seat and KV; in admission order
-    waiting: tuple[RequestView, ...]  # hold neither; in arrival order, preempted ones included
+    waiting: tuple[RequestView, ...]  # hold no seat, some of them KV; in arrival order, preempted ones included
 
 
 @dataclass(frozen=True, slots=True)

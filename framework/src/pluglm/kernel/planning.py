@@ -109,6 +109,8 @@ class Planning:
         plan, live = decision.plan, {**self._roster.running, **self._roster.waiting}
         for item in plan.items:  # first of all: whoever ends below must give back what the transaction gave it
             live[item.sequence_id].holds_kv = True
+        for sequence_id in (*plan.preempted, *plan.offloaded):  # and has nothing left to publish of what it took
+            live[sequence_id].holds_kv = False
         for sequence_id, reason in plan.refused:
             if (sequence := live.get(sequence_id)) is not None:
                 sequence.holds_kv = False

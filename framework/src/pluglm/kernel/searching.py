@@ -50,11 +50,12 @@ class Searching:
         """Go on with those requests whose lanes have all come in."""
         for request_id in dict.fromkeys(request_ids):
             lanes = self._roster.requests.get(request_id)
-            if lanes is not None and all(one.parked is not None for one in lanes.live):
-                self._advance(list(lanes.live))
+            if lanes is None or (walk := lanes.live[0].walk) is None:
+                continue
+            if all(one.parked is not None for one in lanes.live):
+                self._advance(walk, list(lanes.live))
 
-    def _advance(self, lanes: list[Sequence]) -> None:
-        walk: Walk = lanes[0].walk
+    def _advance(self, walk: Walk, lanes: list[Sequence]) -> None:
         branches = self._engine.attempt("search", lanes[:1], partial(self._ask, walk, lanes))
         if branches is None:
             return
@@ -70,7 +71,7 @@ class Searching:
         record.live[:] = [grown[one.lane].pop(0) for one in branches]  # the rows of the next call
 
     def _ask(self, walk: Walk, lanes: list[Sequence]) -> list[Branch]:
-        logits_LV = torch.stack([one.parked for one in lanes]).float()
+        logits_LV = torch.stack([one.parked for one in lanes if one.parked is not None]).float()
         logits_LV[:, self._parts.tokenizer.vocab_size :] = NEG_INF
         answer = walk.advance(torch.log_softmax(logits_LV, dim=-1))
         branches = [Branch(index(one.lane), index(one.token_id)) for one in answer]

@@ -8,20 +8,21 @@ from pluglm.kernel.core import BlockCopies, CacheKey
 from pluglm.kernel.errors import KVExhausted
 from pluglm.kv.pool_transaction import PoolTransaction
 from pluglm.kv.pools import Extent, Pools
+from pluglm.kv.transaction import Closing
 
 
-class PooledTransaction:
+class PooledTransaction(Closing):
     """The GroupTransaction of a manager with pools, made of a part for each.
 
     Every operation first asks whether it can be done in all parts, then does it; so none has anything to undo.
     """
 
     def __init__(self, pools: Pools, close: Callable[[], None]) -> None:
-        self._pools, self._close = pools, close
+        super().__init__(close)
+        self._pools = pools
         self._parts = [PoolTransaction(pool) for pool in pools.pools]
         self._kinds = [pool.kind for pool in pools.pools]
         self._extents: dict[int, Extent | None] = {}  # what differs from the books; None is released
-        self._is_open = True
 
     def acquire(self, sequence_id: int, key: CacheKey | None = None) -> int:
         """Empty tables, whatever the key: nothing is cached here."""
@@ -102,14 +103,6 @@ class PooledTransaction:
         for part in self._parts:
             part.rollback()
         self._end()
-
-    def _end(self) -> None:
-        self._is_open = False
-        self._close()
-
-    def _require_open(self) -> None:
-        if not self._is_open:
-            raise RuntimeError("the KV transaction is closed; open a new one with transaction()")
 
     def _extent(self, sequence_id: int) -> Extent:
         self._require_open()

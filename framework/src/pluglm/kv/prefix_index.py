@@ -37,7 +37,7 @@ class PrefixIndex(Protocol):
     def match(self, key: CacheKey, without: Container[int]) -> tuple[list[CacheEntry], int]:
         """The entries of the longest known prefix of key.token_ids, key.limit tokens at most, in order, and its length.
 
-        None whose block is in `without`. The last entry may know more tokens than the prefix has. Changes nothing.
+        No entry whose block is in `without`. The last entry may know more tokens than the prefix has. Changes nothing.
         """
         ...
 

@@ -55,10 +55,11 @@ class TierLoads:
         head = heapq.nsmallest(
             engine.parts.budget.num_seats, fresh, key=lambda one: (one.request.arrival_s, one.sequence_id)
         )
-        for sequence in head:
+        for sequence in dict.fromkeys([*head, *(roster.waiting[one] for one in self._held())]):
             self._advance(engine, cache, sequence)
         held = self._held()
-        if held and not roster.running and held >= roster.waiting.keys():
+        startable = {one for one, sequence in roster.waiting.items() if sequence.parked is None}
+        if held and not roster.running and held >= startable:
             self._wait(engine, cache, [roster.waiting[one] for one in held])
             held = self._held()
         roster.held_out = held
@@ -128,8 +129,8 @@ class TierLoads:
             if load.leases:
                 if self._tiers.states(load.leases, timeout_s)[-1] == "pending":
                     load.waited_s += timeout_s
-                return self._advance(engine, cache, sequence)
-        return None
+                self._advance(engine, cache, sequence)
+                return
 
     def _take(self, engine: EngineCore, cache: PrefixCache, sequence: Sequence, load: _Load) -> bool:
         """Put what came into the cache, or give up at the deadline; False while that is to be waited for."""
@@ -196,5 +197,9 @@ def _fits(data: Items[torch.Tensor], shapes: list[tuple[torch.dtype, tuple[int, 
 
 
 def _may_adopt(sequence: Sequence) -> bool:
-    """As the engine decides it: it has no KV, and more than the one token that is always computed."""
-    return not sequence.num_computed and not sequence.holds_kv and len(sequence.token_ids) > 1
+    """As the engine decides it: it has no KV, and more than the one token that is always computed.
+
+    A lane of a search that waits for the others has nothing to compute.
+    """
+    is_without = not sequence.num_computed and not sequence.holds_kv and sequence.parked is None
+    return is_without and len(sequence.token_ids) > 1

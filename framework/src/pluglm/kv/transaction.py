@@ -9,7 +9,23 @@ from pluglm.kernel.errors import KVExhausted
 from pluglm.kv.books import Books, Table
 
 
-class BlockTransaction:
+class Closing:
+    """A transaction that is open until it is committed or rolled back, once. close: tells its manager."""
+
+    def __init__(self, close: Callable[[], None]) -> None:
+        self._close = close
+        self._is_open = True
+
+    def _end(self) -> None:
+        self._is_open = False
+        self._close()
+
+    def _require_open(self) -> None:
+        if not self._is_open:
+            raise RuntimeError("the KV transaction is closed; open a new one with transaction()")
+
+
+class BlockTransaction(Closing):
     """The KVTransaction of every manager here. The books change in `commit` alone, so rollback has nothing to undo.
 
     Copy on write: the manager never sees a write, but tokens are only written after the `extend` that covers them.
@@ -19,16 +35,15 @@ class BlockTransaction:
     """
 
     def __init__(self, books: Books, block_size: int, max_blocks: int, close: Callable[[], None]) -> None:
+        super().__init__(close)
         self._books = books
         self._block_size = block_size
         self._max_blocks = max_blocks  # of one sequence
-        self._close = close
         self._tables: dict[int, Table | None] = {}  # what differs from the books; None is released
         self._shares: dict[int, int] = {}
         self._num_taken = 0  # from the end of books.free
         self._returned: list[int] = []
         self._sources: dict[int, int] = {}  # block to be filled -> block whose present content it gets
-        self._is_open = True
 
     def acquire(self, sequence_id: int, key: CacheKey | None = None) -> int:
         """An empty table, whatever the key: nothing is cached here."""
@@ -103,14 +118,6 @@ class BlockTransaction:
                 books.tables.pop(sequence_id, None)
             else:
                 books.tables[sequence_id] = table
-
-    def _end(self) -> None:
-        self._is_open = False
-        self._close()
-
-    def _require_open(self) -> None:
-        if not self._is_open:
-            raise RuntimeError("the KV transaction is closed; open a new one with transaction()")
 
     def _find(self, sequence_id: int) -> Table | None:
         if sequence_id in self._tables:

@@ -79,7 +79,7 @@ class Replay:
 
     def __init__(self, engine: Engine, clock: Clock, trace: Trace, log: StepLog, progress: Progress) -> None:
         self._engine, self._clock, self._log, self._progress = engine, clock, log, progress
-        self._core = engine._core
+        self._core = engine.core
         self._trace = trace
         self._due: list[tuple[float, int, str, TraceRequest]] = []  # (time, position in the heap's history, what)
         self._live: dict[str, _Live] = {}

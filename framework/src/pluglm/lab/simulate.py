@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from pluglm.arguments import silent
 from pluglm.assembly.run_config import RunConfig
 from pluglm.backends.fake import FakeBackend
 from pluglm.engine import Engine
@@ -61,10 +62,6 @@ class Run:
         }
 
 
-def _silent(what: str, done: int, total: int) -> None:
-    """Progress that nobody asked to see."""
-
-
 def simulated_config(config: RunConfig, step_time: StepTime | None = None) -> RunConfig:
     """The config with the fake backend in the place of its own, and no quantizer.
 
@@ -83,14 +80,12 @@ def simulated_config(config: RunConfig, step_time: StepTime | None = None) -> Ru
     return config.model_copy(update={"backend": Slot(use="pluglm:fake", **keys), "quantizer": None})
 
 
-def simulate(
-    config: RunConfig, trace: Trace, step_time: StepTime | None = None, *, progress: Progress = _silent
-) -> Run:
+def simulate(config: RunConfig, trace: Trace, step_time: StepTime | None = None, *, progress: Progress = silent) -> Run:
     """The trace on a virtual clock, as fast as the scheduler and the KV manager can plan it."""
     return _run(simulated_config(config, step_time), trace, progress)
 
 
-def measure(config: RunConfig, trace: Trace, *, progress: Progress = _silent) -> Run:
+def measure(config: RunConfig, trace: Trace, *, progress: Progress = silent) -> Run:
     """The trace on the config's own backend in real time, at its own pace.
 
     The engine is warmed up by one request first. To run as fast as the engine can, let all requests arrive at once.
@@ -102,7 +97,7 @@ def _run(config: RunConfig, trace: Trace, progress: Progress) -> Run:
     log = StepLog()
     config = config.model_copy(update={"hooks": (*config.hooks, recorder_slot(log))})
     with Engine(config, progress=progress) as engine:
-        core, clock = engine._core, _clock(engine)
+        core, clock = engine.core, _clock(engine)
         if isinstance(clock, WallClock):
             _warm_up(engine)
             log.clear()
@@ -120,7 +115,7 @@ def _run(config: RunConfig, trace: Trace, progress: Progress) -> Run:
 
 
 def _clock(engine: Engine) -> Clock:
-    backend = engine._core.parts.runner.backend
+    backend = engine.core.parts.runner.backend
     if isinstance(backend, FakeBackend):
         return VirtualClock(backend, idle_s=engine.run.slots["backend"].config.step_base_s)
     return WallClock(backend.now)
@@ -128,7 +123,7 @@ def _clock(engine: Engine) -> Clock:
 
 def _warm_up(engine: Engine) -> None:
     """The first steps of a process are slow: a whole step of prompt, then a few tokens."""
-    core = engine._core
+    core = engine.core
     room = min(core.kv.max_request_tokens(), core.parts.limits.max_model_len) - WARM_UP_TOKENS
     length = max(1, min(core.parts.budget.num_tokens, room))
     params = SamplingParams(temperature=0.0, max_tokens=WARM_UP_TOKENS, ignore_eos=True, seed=0)

@@ -24,7 +24,7 @@ ROUNDS = 10  # of reweighting; the weights settle after three or four
 class StepTime(Strict):
     """Seconds of a step = step_base_s + token_s * tokens + row_s * rows + chunk_s * chunks + context_s * keys.
 
-    The keys of the fake backend's config, with their meaning there. None is negative.
+    The keys of the fake backend's config, with their meaning there, 0 or more.
     """
 
     step_base_s: Number = 0.0

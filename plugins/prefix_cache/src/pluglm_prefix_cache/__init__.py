@@ -1,1 +1,1 @@
-"""KV managers that reuse the blocks of earlier requests for equal prefixes, and what they evict first."""
+"""KV managers that reuse the blocks of earlier requests for equal prefixes, what they evict first, where it goes."""

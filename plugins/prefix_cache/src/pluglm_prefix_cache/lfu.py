@@ -1,4 +1,4 @@
-"""Evicts what was adopted least often; among equals what was used the longest time ago."""
+"""Least frequently used first. Knows the hits and times of one block, no other block and no order."""
 
 from __future__ import annotations
 

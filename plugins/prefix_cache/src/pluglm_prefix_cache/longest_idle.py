@@ -1,4 +1,4 @@
-"""Evicts what no sequence has held for the longest time."""
+"""Longest without a holder first. Knows the times of one block, no other block and no order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evicts what was published or adopted the longest time ago."""
+"""Least recently used first. Knows the times of one block, no other block and no order."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Samplers and logits steps: one module per step; `chain` runs them, `greedy` needs none."""
+"""Samplers, logits steps and a search: one module per step; `chain` runs them, `greedy` and `beam` need none."""

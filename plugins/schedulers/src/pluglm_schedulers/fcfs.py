@@ -9,7 +9,7 @@ from pydantic import Field
 
 from pluglm.kernel.interfaces.component import BuildContext, ComponentConfig
 from pluglm.kernel.interfaces.scheduler import Accept, Need, Reject, SchedulingPolicy, Skip, Stop, Victims
-from pluglm_schedulers.ranks import arrival, behind, is_running
+from pluglm_schedulers.ranks import arrival, behind, is_running, started_since
 from pluglm_schedulers.step_shares import StepShares
 
 if TYPE_CHECKING:
@@ -92,8 +92,7 @@ class FcfsPolicy(SchedulingPolicy):
         last, self._last = self._last, view
         if last is None or last.step == view.step:
             return
-        waiting = {one.sequence_id for one in view.waiting}
-        left = max((arrival(one) for one in last.waiting if one.sequence_id not in waiting), default=None)
+        left = max(map(arrival, started_since(last.waiting, view)), default=None)
         counts = {}
         for one in view.waiting:
             count = self._num_skips.get(one.sequence_id, 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
-from pluglm_schedulers.ranks import arrival
+from pluglm_schedulers.ranks import arrival, started_since
 
 if TYPE_CHECKING:
     from pluglm.kernel.core import RequestView, StepView
@@ -27,8 +27,7 @@ class Overtakes:
 
     def planning(self, view: StepView) -> None:
         """Called with the view of every step; again with the same one it changes nothing."""
-        here = {one.sequence_id for one in view.waiting}
-        left = sorted(arrival(one) for one in self._waiting if one.sequence_id not in here)
+        left = sorted(map(arrival, started_since(self._waiting, view)))
         counts: dict[int, int] = {}
         count_behind = 0
         for one in sorted(view.waiting, key=arrival, reverse=True):

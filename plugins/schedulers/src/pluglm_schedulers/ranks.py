@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,15 @@ if TYPE_CHECKING:
 Rank = Callable[["RequestView"], Any]
 
 arrival: Callable[[RequestView], tuple[float, int]] = attrgetter("arrival_s", "sequence_id")
+
+
+def started_since(waited: Iterable[RequestView], view: StepView) -> list[RequestView]:
+    """Of those that waited in an earlier view, who is gone from this one's queue, or ran and waits again.
+
+    A lane of a search runs for one step and then waits for the other lanes.
+    """
+    computed = {one.sequence_id: one.num_computed for one in view.waiting}
+    return [one for one in waited if computed.get(one.sequence_id, one.num_computed + 1) > one.num_computed]
 
 
 def is_running(view: StepView, request: RequestView) -> bool:

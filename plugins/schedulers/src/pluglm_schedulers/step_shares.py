@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import nsmallest
 from itertools import accumulate, islice
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from pluglm_schedulers.ranks import Rank
 
 if TYPE_CHECKING:
     from pluglm.kernel.core import RequestView, StepView
+
+_num_pending: Callable[[RequestView], int] = attrgetter("num_pending")
 
 
 class StepShares:
@@ -107,7 +110,3 @@ class StepShares:
 
 def _is_decode(request: RequestView) -> bool:
     return request.num_known - request.num_computed <= 1
-
-
-def _num_pending(request: RequestView) -> int:
-    return request.num_known - request.num_computed + request.num_drafts

@@ -39,7 +39,7 @@ class Walk(Protocol):
     def advance(self, logprobs_LV: torch.Tensor) -> Sequence[Branch]:
         """The lanes to go on with, in order: they are the rows of the next call. The first call has one, the prompt.
 
-        None ends the search, at the latest in call number max_tokens.
+        No branch ends the search, at the latest in call number max_tokens.
         logprobs_LV: float32 log-probabilities (nats) of each lane's next token, ids without meaning at -inf.
         """
         ...
