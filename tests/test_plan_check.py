@@ -11,8 +11,8 @@ from pluglm.kernel.core import PlanItem, StepPlan
 
 GOOD = PlanItem(0, 1)
 REASONS: dict[str, tuple[PlanItem, str]] = {
-    "unknown": (PlanItem(99, 1), "sequence 99 is unknown, preempted in this plan or listed twice"),
-    "twice": (PlanItem(0, 1), "sequence 0 is unknown, preempted in this plan or listed twice"),
+    "unknown": (PlanItem(99, 1), "sequence 99 is unknown, leaves in this plan or is listed twice"),
+    "twice": (PlanItem(0, 1), "sequence 0 is unknown, leaves in this plan or is listed twice"),
     "no tokens": (PlanItem(1, 0), "sequence 1 asks for 0 tokens, 1 to 4 are pending"),
     "negative": (PlanItem(1, -2), "sequence 1 asks for -2 tokens, 1 to 4 are pending"),
     "more than pending": (PlanItem(1, 5), "sequence 1 asks for 5 tokens, 1 to 4 are pending"),
@@ -44,7 +44,7 @@ def test_a_sequence_that_the_plan_preempts_may_not_run_in_it() -> None:
     table.transaction.release(1)
     plan, reasons = table.check(StepPlan((GOOD, PlanItem(1, 4)), (1, 1)))
     assert plan == StepPlan((GOOD,), (1,))
-    assert reasons == ["sequence 1 is unknown, preempted in this plan or listed twice"]
+    assert reasons == ["sequence 1 is unknown, leaves in this plan or is listed twice"]
     assert (table.blocks(0), table.blocks(1)) == (2, None)
 
 
@@ -141,7 +141,7 @@ def test_whoever_is_refused_gives_its_kv_back_and_runs_no_more() -> None:
     assert plan == StepPlan((GOOD,), refused=((1, "full"), (2, "late")))
     assert reasons == [
         "cannot refuse 77: it is unknown, or loses its seat in this plan",
-        "sequence 1 is unknown, preempted in this plan or listed twice",
+        "sequence 1 is unknown, leaves in this plan or is listed twice",
     ]
     assert (table.blocks(0), table.blocks(1)) == (2, None)
 

@@ -77,7 +77,8 @@ def test_policies_side_by_side(files, tmp_path: Path):
     output = tmp_path / "record.json"
     result = simulate(*files, "--compare", "scheduler.use=fcfs,priority", "--by", "tenant", "--output", output)
     rows, runs = rows_of(result), json.loads(output.read_text())["runs"]
-    assert rows["measure"] == list(runs) == ["scheduler.use=fcfs", "scheduler.use=priority"]
+    assert rows["scheduler.use"] == ["fcfs", "priority"]
+    assert list(runs) == ["scheduler.use=fcfs", "scheduler.use=priority"]
     assert rows["tenant a: time to first token, p50"] == [
         f"{1000 * run['groups']['a']['ttft']['p50']:,.1f} ms" for run in runs.values()
     ]
@@ -98,10 +99,21 @@ def test_every_combination_and_keys_that_survive_a_named_component(files):
         "engine.max_num_seqs=1,2",
     )
     rows = rows_of(result)
-    assert rows["measure"] == [
-        f"kv.use={kv}, engine.max_num_seqs={seats}" for kv in ("paged", "hash_prefix") for seats in (1, 2)
-    ]
+    assert rows["kv.use"] == ["paged", "paged", "hash_prefix", "hash_prefix"]
+    assert rows["engine.max_num_seqs"] == ["1", "2", "1", "2"]
     assert rows["KV pool, tokens"] == ["128", "128", "256", "256"]  # block_size: 8 of the file, 16 by default
+    assert "note: the KV pools differ, 128 to 256 tokens" in result.stderr
+
+
+def test_equal_pools_and_other_comparisons_have_no_note(files):
+    sizes = ("--set", "kv.num_blocks=16", "--set", "kv.block_size=8")
+    assert simulate(*files, *sizes, "--compare", "kv.use=paged,hash_prefix").stderr == ""
+    assert simulate(*files, "--compare", "kv.num_blocks=16,32").stderr == ""
+
+
+def test_measured_stands_beside_what_is_compared(files, tmp_path: Path):
+    result = simulate(*files, "--fit", tmp_path / "t.json", "--compare", "engine.max_num_seqs=1,2")
+    assert rows_of(result)["engine.max_num_seqs"] == ["measured", "1", "2"]
 
 
 def test_a_whole_slot_can_be_compared(files):
@@ -183,6 +195,7 @@ def test_a_refusal_is_noted_and_a_failing_component_is_an_error(files, tmp_path:
         (["--output", "/none/record.json"], "--output /none/record.json: cannot be written"),
         (["--trace-output", "/none/trace.jsonl"], "/none/trace.jsonl: cannot be written"),
         (["--fit", "/none/step-time.json"], "--fit /none/step-time.json: cannot be written"),
+        (["--plot", "plot.png"], "--plot plot.png: the drawing is SVG"),
         (["--plot", "/none/plot.svg"], "--plot /none/plot.svg: cannot be written"),
     ],
 )

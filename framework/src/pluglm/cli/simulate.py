@@ -64,6 +64,8 @@ def run_simulations(options: SimulateOptions) -> int:
     target = None if options.output is None else Output(options.output)
     _require_writable("--fit", options.fit)
     _require_writable("--plot", options.plot)
+    if options.plot is not None and options.plot.suffix.lower() != ".svg":
+        raise ConfigError(f"--plot {options.plot}: the drawing is SVG; give a name that ends with .svg")
     runs: dict[str, Run] = {}
     with warnings_on(sys.stderr, options.debug):
         if options.fit is not None:
@@ -73,6 +75,8 @@ def run_simulations(options: SimulateOptions) -> int:
             with progress_bars(sys.stderr, options.quiet) as progress:
                 runs[label] = simulate(config, trace, step_time, progress=progress)
     _show(options, runs, trace, step_time, target)
+    if not options.quiet and any(one.partition("=")[0].strip() in ("kv", "kv.use") for one in options.compare):
+        _say_when_pools_differ([run.kv_tokens for label, run in runs.items() if label in variants])
     return _verdict(runs, options.quiet)
 
 
@@ -94,10 +98,14 @@ def _variants(options: SimulateOptions) -> dict[str, RunConfig]:
     base = parse_overrides(options.sets)
     configs = {}
     for variant in _combinations(options.compare):
-        label = ", ".join(f"{key}={value}" for key, value in variant.items()) or "simulated"
+        label = _label(variant)
         configs[label] = RunConfig.from_file(options.config, _merged(base, variant))
         resolve(simulated_config(configs[label]))
     return configs
+
+
+def _label(variant: Overrides) -> str:
+    return ", ".join(f"{key}={value}" for key, value in variant.items()) or "simulated"
 
 
 def _merged(base: Overrides, variant: Overrides) -> Overrides:
@@ -140,7 +148,9 @@ def _show(
     options: SimulateOptions, runs: Mapping[str, Run], trace: Trace, step_time: StepTime | None, target: Output | None
 ) -> None:
     targets = Targets(ttft_s=options.ttft_slo, tpot_s=options.tpot_slo)
-    print_on(sys.stdout, summary_table(runs, targets, options.by))
+    variants = _combinations(options.compare)
+    compared = {_label(one): {key: str(value) for key, value in one.items()} for one in variants}
+    print_on(sys.stdout, summary_table(runs, targets, options.by, compared))
     if options.plot is not None:
         _write(options.plot, ttft_plot({label: run.outcomes for label, run in runs.items()}))
     if target is not None:
@@ -173,6 +183,15 @@ def _verdict(runs: Mapping[str, Run], quiet: bool) -> int:
             if why and not (quiet and reason == "refused"):
                 say(f"{label}: {len(why)} requests ended with '{reason}', the first: {why[0]}")
     return exits.FAILED if failed else exits.DONE
+
+
+def _say_when_pools_differ(sizes: Sequence[int]) -> None:
+    """Naming another KV manager drops its size in the file, so the comparison may be one of sizes."""
+    if len(set(sizes)) > 1:
+        _say_note(
+            f"the KV pools differ, {min(sizes):,} to {max(sizes):,} tokens: kv.use drops the keys of the manager that "
+            "it replaces; give them again, such as --set kv.num_blocks=64"
+        )
 
 
 def _say_note(text: str) -> None:

@@ -74,7 +74,7 @@ TraceOutput = Annotated[
 Plot = Annotated[
     Path | None, typer.Option("--plot", metavar="FILE.svg", help="Also draw how TTFT is distributed in each run.")
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars on stderr.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars and no notes on stderr.")]
 
 
 @guarded

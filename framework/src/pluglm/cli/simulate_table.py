@@ -27,7 +27,8 @@ NUMBERS: dict[str, Callable[[Summary], str]] = {
     "preemptions": lambda one: f"{one.num_preemptions:,}",
     "preemptions of one request, at most": lambda one: f"{one.most_preemptions:,}",
     "recomputed tokens": lambda one: f"{one.num_recomputed_tokens:,}",
-    "cached prompt tokens": lambda one: f"{one.cache_hit_rate:.1%} of {one.num_prompt_tokens:,}",
+    "prompt tokens": lambda one: f"{one.num_prompt_tokens:,}",
+    "cached prompt tokens": lambda one: f"{one.cache_hit_rate:.1%}",
 }
 RUN: dict[str, Callable[[Run], str]] = {
     "KV pool, tokens": lambda run: f"{run.kv_tokens:,}",
@@ -38,9 +39,16 @@ RUN: dict[str, Callable[[Run], str]] = {
 }
 
 
-def summary_table(runs: Mapping[str, Run], targets: Targets, by: str | None) -> Table:
-    """Times are of requests that completed; goodput counts those that also kept the targets and their deadline."""
-    table = new_table(None, "measure", *runs)
+def summary_table(
+    runs: Mapping[str, Run], targets: Targets, by: str | None, compared: Mapping[str, Mapping[str, str]]
+) -> Table:
+    """Times are of requests that completed; goodput counts those that also kept the targets and their deadline.
+
+    compared: label of a run -> the keys it differs in and their values; they head the columns, a line for each key.
+    """
+    keys = dict.fromkeys(key for values in compared.values() for key in values)
+    heads = ["\n".join(compared.get(label, {}).values()) or label for label in runs]
+    table = new_table(None, "\n".join(keys) or "measure", *heads)
     summaries = {label: run.summary(targets) for label, run in runs.items()}
 
     def row(name: str, value: Callable[[Summary], str]) -> None:

@@ -67,7 +67,7 @@ def numbers_table(run: ResolvedRun, results: Sequence[RequestOutput]) -> Table:
     table.add_row("time per output token", _times([_tpot(one) for one in results]))
     table.add_row("output tokens/s", _rate(metrics))
     if issubclass(run.slots["kv"].cls, PrefixCache):
-        table.add_row("prompt tokens from the cache", _cached(metrics))
+        table.add_row("cached prompt tokens", _cached(metrics))
     if preemptions := sum(one.num_preemptions for one in metrics):
         recomputed = sum(one.num_recomputed_tokens for one in metrics)
         table.add_row("preemptions", f"{preemptions:,} ({recomputed:,} tokens computed again)")

@@ -129,6 +129,7 @@ class RequestView:
     lane: int = 0
     deadline_s: float | None = None
     holds_kv: bool = False  # it runs; or it waits with its KV kept, paused or forked
+    is_held_out: bool = False  # it waits for KV that is on its way
     cache_key: CacheKey | None = field(default=None, compare=False, repr=False)  # None: nothing can be adopted
     probe: Callable[[CacheKey], int] | None = field(default=None, compare=False, repr=False)
 
@@ -136,9 +137,9 @@ class RequestView:
     def num_pending(self) -> int:
         """Tokens that could be computed now: the gap between known and computed, and the drafts.
 
-        A lane of a search that waits for the others has none.
+        A lane of a search that waits for the others has none, nor has a sequence whose KV is on its way.
         """
-        return self.num_known - self.num_computed + self.num_drafts
+        return 0 if self.is_held_out else self.num_known - self.num_computed + self.num_drafts
 
     def cached_prefix(self) -> int:
         """Known tokens whose KV could be adopted now. Asked when called and never stored, so only call it if needed."""

@@ -83,7 +83,7 @@ def _items(check: _Check, items: Iterable[PlanItem]) -> Iterable[PlanItem]:
         new_seat = one not in check.running
         reason = None
         if request is None or one in check.taken or one in kept:
-            reason = "is unknown, preempted in this plan or listed twice"
+            reason = "is unknown, leaves in this plan or is listed twice"
         elif not isinstance(item.num_tokens, int) or not 1 <= item.num_tokens <= _pending(check, request):
             reason = f"asks for {item.num_tokens} tokens, 1 to {_pending(check, request)} are pending"
         elif tokens + item.num_tokens > budget.num_tokens:

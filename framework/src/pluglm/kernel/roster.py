@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pluglm.kernel.core import CacheKey, Request, RequestView, Sequence, Status
 
@@ -26,7 +26,7 @@ class Roster:
         self.waiting: dict[int, Sequence] = {}
         self.requests: dict[str, Lanes] = {}
         self.deadlines: dict[str, float] = {}
-        self.held_out: set[int] = set()  # waiting ones that schedulers do not see: their KV is on its way
+        self.held_out: set[int] = set()  # waiting ones whose KV is on its way: schedulers see them, to no avail
         self._waiting_views: dict[int, RequestView] = {}
         self._probe = probe
         self._next_id = 0
@@ -65,8 +65,8 @@ class Roster:
         else:
             self._waiting_views.pop(sequence.sequence_id, None)
 
-    def end(self, sequence: Sequence) -> Lanes:
-        """Take it out; returns its request's lanes, without any live one when the request is over."""
+    def end(self, sequence: Sequence) -> None:
+        """Take it out, and its request with the last of its lanes."""
         sequence.status = Status.FINISHED
         self.running.pop(sequence.sequence_id, None)
         self.waiting.pop(sequence.sequence_id, None)
@@ -78,7 +78,6 @@ class Roster:
         if not lanes.live:
             del self.requests[request_id]
             self.deadlines.pop(request_id, None)
-        return lanes
 
     def live(self) -> list[Sequence]:
         return [*self.running.values(), *self.waiting.values()]
@@ -92,8 +91,9 @@ class Roster:
 
     def waiting_views(self) -> tuple[RequestView, ...]:
         """In arrival order. They change only when a sequence comes to wait, so they are kept."""
-        seen = (view for one, view in self._waiting_views.items() if one not in self.held_out)
-        return tuple(sorted(seen, key=_arrival))
+        views, held_out = self._waiting_views, self.held_out
+        seen = (replace(view, is_held_out=True) if one in held_out else view for one, view in views.items())
+        return tuple(sorted(seen if held_out else views.values(), key=_arrival))
 
     def queued(self) -> Iterable[Request]:
         """Requests that have never run."""

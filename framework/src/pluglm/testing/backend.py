@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from pluglm.arguments import silent
 from pluglm.kernel.core import ModelInput
 from pluglm.kernel.interfaces.backend import Backend, BackendContext
 from pluglm.kernel.interfaces.component import ATTENTION_UNUSED, BATCH_INVARIANT, LAYER_GROUPS
@@ -44,7 +45,7 @@ class Bench:
     def __init__(self, subject: Subject, deterministic: bool = False) -> None:
         self.backend = subject.build(deterministic)
         checkpoint = MemoryCheckpoint(CONFIG, tiny_shapes(CONFIG))
-        self.model: Model = self.backend.load_model(TinyModel, checkpoint, None, lambda what, done, total: None)
+        self.model: Model = self.backend.load_model(TinyModel, checkpoint, None, silent)
         self.store: KVStore = self.backend.allocate_kv(LAYOUT, TinyModel.read_spec(CONFIG))
         self.pool = BlockPool(LAYOUT.num_blocks, LAYOUT.block_size)
 
@@ -259,7 +260,7 @@ def given_linear_layers_are_used(subject: Subject) -> None:
     bench = Bench(subject)
     plain = bench.logits((1, TEXT[:1], 0))
     checkpoint = MemoryCheckpoint(CONFIG, tiny_shapes(CONFIG))
-    bench.model = bench.backend.load_model(TinyModel, checkpoint, make_linear, lambda what, done, total: None)
+    bench.model = bench.backend.load_model(TinyModel, checkpoint, make_linear, silent)
     expect(len(names) == 9, "the quantizer's factory called for all 9 layers", names)
     change = float((bench.logits((2, TEXT[:1], 0)) - plain).abs().max())
     expect(change > 0.01, "logits of the layers that it made", f"a change of {change:.3g}")

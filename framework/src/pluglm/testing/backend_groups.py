@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from pluglm.arguments import silent
 from pluglm.kernel.core import GroupInput, ModelInput, Segment
 from pluglm.kernel.interfaces.backend import Backend
 from pluglm.kernel.interfaces.kv import KVGroup, KVLayout
@@ -75,7 +76,7 @@ def layers_read_through_the_tables_of_their_group(build: Build) -> None:
 def _rows(backend: Backend, layout: KVLayout, batch: Callable[[int, int], ModelInput]) -> torch.Tensor:
     """logits_TV of TEXT, computed in steps of 8 and 3 tokens."""
     checkpoint = MemoryCheckpoint(CONFIG, tiny_shapes(CONFIG))
-    model = backend.load_model(WindowedTinyModel, checkpoint, None, lambda what, done, total: None)
+    model = backend.load_model(WindowedTinyModel, checkpoint, None, silent)
     attention: Any = LoopAttention()
     store = backend.allocate_kv(layout, model.spec)
     return torch.cat([backend.execute(model, batch(*step), attention, store).cpu() for step in ((0, 8), (8, 11))])

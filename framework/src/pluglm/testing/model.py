@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from pluglm.arguments import silent
 from pluglm.kernel.core import ModelInput
 from pluglm.kernel.errors import CheckpointError
 from pluglm.kernel.interfaces.attention import AttentionBatch
@@ -67,11 +68,7 @@ class Recorder:
 
     def context(self) -> ModelContext:
         return ModelContext(
-            device="cpu",
-            dtype=torch.float32,
-            make_linear=self.make_linear,
-            map_rows=self.map_rows,
-            progress=lambda what, done, total: None,
+            device="cpu", dtype=torch.float32, make_linear=self.make_linear, map_rows=self.map_rows, progress=silent
         )
 
 
