@@ -5,7 +5,10 @@ What a failure prints is the smallest trace that fails alike, for `python tests/
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from run import TWICE_EVERY, run_some
@@ -52,6 +55,14 @@ def test_the_traces_do_what_they_are_for() -> None:
         assert counts[f"preempted: {mode}"] > 20, mode
     for reason in ("stop", "length", "cancelled", "deadline", "error"):
         assert counts[f"lanes ended: {reason}"] > 5, reason
+
+
+def test_the_script_runs_traces_in_processes_and_counts_them() -> None:
+    command = [sys.executable, str(Path(__file__).parent / "run.py"), "--traces", "12", "--jobs", "2", "--seed", "4"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    numbers = dict(line.rsplit(maxsplit=1) for line in done.stdout.splitlines() if len(line.split()) == 2)
+    assert (numbers["traces"], numbers["violations"]) == ("12", "0")
 
 
 def test_a_trace_is_one_line_and_back() -> None:

@@ -89,7 +89,6 @@ class Trace:
 
     policy: str
     kv: str
-    seed: int = 0
     policy_config: dict[str, Any]
     kv_config: dict[str, Any]
     num_tokens: int

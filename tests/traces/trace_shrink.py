@@ -6,8 +6,9 @@ Delta debugging (Zeller and Hildebrandt, 2002) over the lists of a trace, then o
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from trace_case import Trace
@@ -78,7 +79,7 @@ class _Shrinker:
         self.trace, self._fails, self._runs_left = trace, fails, runs_left
 
     def _try(self, candidate: Trace) -> bool:
-        if candidate == self.trace or self._runs_left <= 0:
+        if candidate == self.trace or self._runs_left <= 0 or not all(one.prompt for one in candidate.arrivals):
             return False
         self._runs_left -= 1
         if not self._fails(candidate):
@@ -88,60 +89,76 @@ class _Shrinker:
 
     def shorten_lists(self) -> None:
         for name in LISTS:
-            self._shorten(lambda: getattr(self.trace, name), lambda some: replace(self.trace, **{name: some}))  # noqa: B023
+            self._shorten(getattr(self.trace, name), partial(self._with_list, name))
 
-    def _shorten(self, current: Callable[[], tuple[Any, ...]], rebuilt: Callable[[tuple[Any, ...]], Trace]) -> None:
+    def _with_list(self, name: str, items: tuple[Any, ...]) -> Trace:
+        return replace(self.trace, **{name: items})
+
+    def _shorten(self, items: tuple[Any, ...], rebuilt: Callable[[tuple[Any, ...]], Trace]) -> None:
         """Take out half, a quarter, ... and single ones."""
-        size = max(1, len(current()))
+        size = max(1, len(items))
         while size:
             start = 0
-            while start < len(current()):
-                if not self._try(rebuilt(current()[:start] + current()[start + size :])):
+            while start < len(items):
+                fewer = items[:start] + items[start + size :]
+                if self._try(rebuilt(fewer)):
+                    items = fewer
+                else:
                     start += size
             size //= 2
 
+    def _first(self, candidates: Iterable[Trace]) -> None:
+        """The first that still fails, if any: the simplest come first."""
+        any(map(self._try, candidates))
+
     def simplify_arrivals(self) -> None:
-        for index in range(len(self.trace.arrivals)):
-            self._shorten(lambda: self.trace.arrivals[index].prompt, lambda some: self._with(index, prompt=some))  # noqa: B023
+        for index, arrival in enumerate(self.trace.arrivals):
+            self._shorten(arrival.prompt, partial(self._with_prompt, index))
             for name, values in SIMPLE.items():
-                self._first(getattr(self.trace.arrivals[index], name), values, lambda v: self._with(index, **{name: v}))  # noqa: B023
-            if (most := self.trace.arrivals[index].max_tokens) is not None:
-                self._first(most, (*range(1, 5), most // 2, most - 1), lambda v: self._with(index, max_tokens=v))  # noqa: B023
+                simpler = _before(getattr(arrival, name), values)
+                self._first(self._with(index, **{name: value}) for value in simpler)
+            if arrival.max_tokens is not None:
+                self._first(self._with(index, max_tokens=value) for value in _smaller(arrival.max_tokens) if value)
+
+    def _with_prompt(self, index: int, prompt: tuple[int, ...]) -> Trace:
+        return self._with(index, prompt=prompt)
 
     def _with(self, index: int, **values: Any) -> Trace:
         arrivals = list(self.trace.arrivals)
         arrivals[index] = replace(arrivals[index], **values)
         return replace(self.trace, arrivals=tuple(arrivals))
 
-    def _first(self, current: Any, values: tuple[Any, ...], rebuilt: Callable[[Any], Trace]) -> None:
-        """The first of the values, from the simplest on, with which it still fails; none behind the current one."""
-        for value in values[: values.index(current)] if current in values else values:
-            if value and isinstance(value, int) and isinstance(current, int) and value > current > 0 and value < 60:
-                continue
-            if self._try(rebuilt(value)):
-                return
-
     def simplify_config(self) -> None:
         for name, values in PLAIN.items():
-            self._first(getattr(self.trace, name), values, lambda value: replace(self.trace, **{name: value}))  # noqa: B023
+            plainer = _before(getattr(self.trace, name), values)
+            self._first(replace(self.trace, **{name: value}) for value in plainer)
         for name in ("policy_config", "kv_config"):
             for key in list(getattr(self.trace, name)):
                 config = {one: value for one, value in getattr(self.trace, name).items() if one != key}
                 self._try(replace(self.trace, **{name: config}))
-        for key, value in list(self.trace.kv_config.items()):
+        for key, value in self.trace.kv_config.items():
             if isinstance(value, int):
-                smaller = (*range(1, 5), value // 2, value - 1)
-                self._first(value, smaller, lambda v: replace(self.trace, kv_config={**self.trace.kv_config, key: v}))  # noqa: B023
+                config = self.trace.kv_config
+                self._first(replace(self.trace, kv_config=config | {key: less}) for less in _smaller(value) if less)
 
     def come_earlier(self) -> None:
         for name in ("arrivals", "cancels", "faults", "holds"):
-            for index in range(len(getattr(self.trace, name))):
-                step = getattr(self.trace, name)[index].step
-                self._first(step, (*range(4), step // 2, step - 1), lambda v: self._moved(name, index, v))  # noqa: B023
+            for index, event in enumerate(getattr(self.trace, name)):
+                self._first(self._moved(name, index, step) for step in _smaller(event.step))
         for index, step in enumerate(self.trace.resets):
-            self._first(step, (0, step // 2, step - 1), lambda v: self._moved("resets", index, v))  # noqa: B023
+            self._first(self._moved("resets", index, earlier) for earlier in _smaller(step))
 
     def _moved(self, name: str, index: int, step: int) -> Trace:
         events = list(getattr(self.trace, name))
         events[index] = step if name == "resets" else replace(events[index], step=step)
         return replace(self.trace, **{name: tuple(events)})
+
+
+def _before(current: Any, values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Values from the simplest on, up to the current one."""
+    return values[: values.index(current)] if current in values else values
+
+
+def _smaller(number: int) -> list[int]:
+    """Some numbers from 0 to below this one."""
+    return sorted({one for one in (*range(5), number // 2, number - 1) if 0 <= one < number})

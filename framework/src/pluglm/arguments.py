@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pluglm.kernel.errors import RequestError
 from pluglm.kernel.sampling_params import SamplingParams
 from pluglm.outputs import Prompt
+
+MOST_PRIORITY = 10**9  # either way: policies reckon with it in float64, and want parts of one as well
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 
@@ -48,10 +50,19 @@ def check_types(params: object, request_id: object, options: Options) -> None:
         ("salt", options.salt, str),
     )
     for name, value, kind in checks:
-        if not isinstance(value, kind):
+        if not isinstance(value, kind) or isinstance(value, bool):
             raise RequestError(f"{name} must be {getattr(kind, '__name__', 'a number')}, not {type(value).__name__}")
-    if options.deadline_s is not None and not 0 < options.deadline_s < math.inf:
-        raise RequestError(f"deadline_s must be a number of seconds above 0, not {options.deadline_s}")
+    if options.deadline_s is not None and not 0 < options.deadline_s <= sys.float_info.max:
+        raise RequestError(f"deadline_s must be a number of seconds above 0, not {_shown(options.deadline_s)}")
+    if abs(options.priority) > MOST_PRIORITY:
+        limits = f"an integer from {-MOST_PRIORITY} to {MOST_PRIORITY}"
+        raise RequestError(f"priority must be {limits}, not {_shown(options.priority)}")
+
+
+def _shown(number: float) -> str:
+    """Python itself refuses to print an integer of some thousand digits."""
+    is_long = isinstance(number, int) and number.bit_length() > 128
+    return f"one of {int(number).bit_length()} bits" if is_long else str(number)
 
 
 def params_list(params: Params, count: int, default: SamplingParams) -> list[SamplingParams]:

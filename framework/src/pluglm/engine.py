@@ -264,7 +264,7 @@ class Engine:
                 self._core.cancel(request_id)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> ChunkStream:
-        """Chunks of one request as they come; leaving the loop early cancels it. Raises RequestError when refused."""
+        """Chunks of a request as they come, options as in submit; leaving the loop cancels it. Raises RequestError."""
         chunks = self._chunks(self.submit(prompt, params, **options))
         next(chunks)  # so that it is inside its `finally` even if nobody ever asks for a chunk
         return cast(ChunkStream, chunks)

@@ -26,17 +26,14 @@ def test_json_has_every_output_when_several_were_asked_for(pluglm, fake_config: 
     assert "completions" not in one
     first, second = several["completions"]
     assert [first["lane"], second["lane"]] == [0, 1]
-    assert (
-        (first["text"], first["token_ids"])
-        == (several["text"], several["token_ids"])
-        == (one["text"], one["token_ids"])
-    )
+    assert first["token_ids"] == several["token_ids"] == one["token_ids"]
+    assert first["text"] == several["text"] == one["text"]
     assert second["token_ids"] != first["token_ids"]
     assert "logprobs" not in second
 
 
 def test_what_a_cache_gave_is_in_the_table_and_in_the_json(pluglm, fake_config: Path, tmp_path: Path):
-    """One seat, so the second prompt comes after the first: it finds four whole blocks of 64 in 2 x 66 tokens."""
+    """One seat, so the second prompt comes after the first: it finds four blocks, 64 of the 2 x 66 tokens."""
     file = tmp_path / "prompts.jsonl"
     file.write_text("".join(json.dumps({"prompt_token_ids": [*START, last, last]}) + "\n" for last in (7, 8)))
     common = ("run", fake_config, "--prompts-file", file, "--set", "engine.max_num_seqs=1")

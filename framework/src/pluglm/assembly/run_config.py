@@ -41,8 +41,8 @@ class EngineConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    max_num_seqs: int = Field(default=16, ge=1)
-    max_step_tokens: int = Field(default=512, ge=1)
+    max_num_seqs: int = Field(default=16, ge=1, lt=2**31)
+    max_step_tokens: int = Field(default=512, ge=1, lt=2**31)
     deterministic: bool = False
     num_threads: int | None = Field(default=None, ge=1, le=MOST_THREADS)
     kv_memory: int | None = Field(default=None, ge=1)

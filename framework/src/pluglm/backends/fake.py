@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 import torch
 from pydantic import Field
@@ -26,6 +26,8 @@ from pluglm.kernel.interfaces.kv import KVLayout, KVStore
 from pluglm.kernel.interfaces.model import LinearFactory, Model, ModelSpec
 from pluglm.kernel.interfaces.services import Progress
 
+Seconds = Annotated[float, Field(ge=0.0, le=1e12, allow_inf_nan=False)]  # bounded, so that their sums are finite
+
 # T: tokens of the flat batch, R: rows with logits, P: tokens of a prefix
 
 
@@ -38,11 +40,11 @@ class FakeConfig(ComponentConfig):
     simulations. vocab_size: the ids that the model has at most, None is all of its own.
     """
 
-    step_base_s: float = Field(default=0.01, ge=0.0, allow_inf_nan=False)
-    token_s: float = Field(default=0.0001, ge=0.0, allow_inf_nan=False)
-    row_s: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
-    chunk_s: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
-    context_s: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
+    step_base_s: Seconds = 0.01
+    token_s: Seconds = 0.0001
+    row_s: Seconds = 0.0
+    chunk_s: Seconds = 0.0
+    context_s: Seconds = 0.0
     memory_bytes: int = Field(default=1 << 30, ge=0)
     logits: Literal["full", "cheap"] = "full"
     vocab_size: int | None = Field(default=None, ge=1)

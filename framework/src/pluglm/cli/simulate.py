@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -58,6 +59,7 @@ def run_simulations(options: SimulateOptions) -> int:
     """Every variant in turn; the exit code. Raises PluglmError, where possible before anything runs."""
     if options.fit is not None and options.step_time is not None:
         raise ConfigError("--fit and --step-time cannot go together: --fit makes the file that --step-time reads")
+    targets = _targets(options)
     step_time = None if options.step_time is None else read_step_time(options.step_time)
     trace = _trace(options)
     variants = _variants(options)
@@ -80,12 +82,19 @@ def run_simulations(options: SimulateOptions) -> int:
     return _verdict(runs, options.quiet)
 
 
+def _targets(options: SimulateOptions) -> Targets:
+    for name, target in (("--ttft-slo", options.ttft_slo), ("--tpot-slo", options.tpot_slo)):
+        if target is not None and not math.isfinite(target):
+            raise ConfigError(f"{name} {target:g}: give a number of seconds, or leave it out")
+    return Targets(ttft_s=options.ttft_slo, tpot_s=options.tpot_slo)
+
+
 def _trace(options: SimulateOptions) -> Trace:
     trace = load_trace(options.workload)
     if options.limit is not None:
         trace = first(trace, options.limit)
     if options.speed is not None:
-        if not options.speed > 0:
+        if not 0 < options.speed < math.inf:
             raise ConfigError(f"--speed {options.speed:g}: give a number above 0")
         trace = sped_up(trace, options.speed)
     if options.trace_output is not None:

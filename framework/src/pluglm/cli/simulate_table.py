@@ -82,12 +82,12 @@ def _add_groups(table: Table, runs: Mapping[str, Run], targets: Targets, by: str
     groups = {label: summarize_groups(run.outcomes, targets, by) for label, run in runs.items()}
     names = sorted({name for one in groups.values() for name in one})
     for name in names:
-        of_name = [one[name] for one in groups.values()]
+        of_name, shown = [one[name] for one in groups.values()], name if name.isprintable() else repr(name)
         for percentile in ("p50", "p99"):
             cells = [_ms(getattr(one.ttft, percentile)) for one in of_name]
-            table.add_row(f"{by} {name or '-'}: time to first token, {percentile}", *cells)
+            table.add_row(f"{by} {shown or '-'}: time to first token, {percentile}", *cells)
         table.add_row(
-            f"{by} {name or '-'}: goodput, tokens/s", *(f"{one.goodput_tokens_per_s:,.1f}" for one in of_name)
+            f"{by} {shown or '-'}: goodput, tokens/s", *(f"{one.goodput_tokens_per_s:,.1f}" for one in of_name)
         )
 
 

@@ -15,7 +15,7 @@ def namespace(fields: Mapping[str, str | int | bytes]) -> bytes:
     """
     digest = hashlib.blake2b(digest_size=32)
     for name, value in sorted({**fields, "format": FORMAT}.items()):
-        data = value if isinstance(value, bytes) else str(value).encode()
+        data = value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogatepass")
         for part in (name.encode(), type(value).__name__.encode(), data):
             digest.update(len(part).to_bytes(8, "little") + part)
     return digest.digest()

@@ -49,12 +49,12 @@ class SamplingParams(BaseModel):
     frequency_penalty: StrictNumber = Field(default=0.0, allow_inf_nan=False)
     presence_penalty: StrictNumber = Field(default=0.0, allow_inf_nan=False)
     seed: StrictInt | None = Field(default=None, ge=0, lt=2**64)
-    max_tokens: StrictInt | None = Field(default=128, ge=1)
+    max_tokens: StrictInt | None = Field(default=128, ge=1, lt=2**63)
     clip_max_tokens: StrictBool = False
     n: StrictInt = Field(default=1, ge=1, le=1024)
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     include_stop: StrictBool = False
-    stop_token_ids: tuple[StrictInt, ...] = ()
+    stop_token_ids: tuple[Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)], ...] = ()
     ignore_eos: StrictBool = False
     logprobs: StrictInt | None = Field(default=None, ge=0, le=100)
     skip_special_tokens: StrictBool = True

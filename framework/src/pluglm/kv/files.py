@@ -173,7 +173,7 @@ def _short(text: str | None) -> str:
 
 
 def _salt_digest(salt: str, key: str) -> str:
-    return hashlib.blake2b(salt.encode(), key=bytes.fromhex(key), digest_size=32).hexdigest()
+    return hashlib.blake2b(salt.encode("utf-8", "surrogatepass"), key=bytes.fromhex(key), digest_size=32).hexdigest()
 
 
 def _names(count: int) -> list[str]:

@@ -7,8 +7,13 @@ from typing import Annotated, Any, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-Number = Annotated[float, Field(strict=True, ge=0.0, allow_inf_nan=False)]
-Positive = Annotated[float, Field(strict=True, gt=0.0, allow_inf_nan=False)]
+MOST_TOKENS = 10_000_000  # of one length: more than any model takes, and small enough to hold
+MOST_REQUESTS = 1_000_000  # of one stream
+MOST = 1e12  # of any other number: seconds far beyond it would leave the clock no parts of one
+
+Number = Annotated[float, Field(strict=True, ge=0.0, le=MOST, allow_inf_nan=False)]
+Positive = Annotated[float, Field(strict=True, gt=0.0, le=MOST, allow_inf_nan=False)]
+Name = Annotated[str, Field(max_length=1000)]  # a bound makes pydantic refuse what is no valid Unicode
 
 
 class Strict(BaseModel):
@@ -69,7 +74,10 @@ class Amount(Strict):
         return self
 
     def draw(self, generator: np.random.Generator, count: int) -> np.ndarray:
-        """float64 [count], independent."""
+        """float64 [count], independent, none above MOST."""
+        return np.minimum(self._drawn(generator, count), MOST)
+
+    def _drawn(self, generator: np.random.Generator, count: int) -> np.ndarray:
         if self.uniform is not None:
             return generator.uniform(self.uniform.min, self.uniform.max, count)
         if self.lognormal is not None:
@@ -83,7 +91,7 @@ class Amount(Strict):
 
 
 class Lengths(Amount):
-    """A distribution of token counts: whole numbers, 1 or more; what is drawn in between is rounded."""
+    """A distribution of token counts: whole numbers from 1 to MOST_TOKENS; what is drawn in between is rounded."""
 
     @model_validator(mode="after")
     def _whole_and_positive(self) -> Self:
@@ -91,6 +99,8 @@ class Lengths(Amount):
         for number in (*bounds, *(self.values or ()), *(() if self.constant is None else (self.constant,))):
             if number < 1 or number != int(number):
                 raise ValueError(f"a length is a whole number, 1 or more, not {number:g}")
+            if number > MOST_TOKENS:
+                raise ValueError(f"a length is {MOST_TOKENS:,} tokens at most, not {number:g}")
         return self
 
     def draw(self, generator: np.random.Generator, count: int) -> np.ndarray:
@@ -99,7 +109,7 @@ class Lengths(Amount):
         if self.uniform is not None:
             drawn = generator.integers(int(self.uniform.min), int(self.uniform.max), count, endpoint=True)
         else:
-            drawn = np.maximum(np.rint(super().draw(generator, count)), 1).astype(np.int64)
+            drawn = np.clip(np.rint(super().draw(generator, count)), 1, MOST_TOKENS).astype(np.int64)
         return drawn
 
 

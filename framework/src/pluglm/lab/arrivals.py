@@ -38,14 +38,18 @@ class Arrivals(Strict):
         return self
 
     def draw(self, generator: np.random.Generator, count: int) -> np.ndarray:
-        """float64 [count] seconds after the begin, ascending. `times` ignores count: it holds them all."""
+        """float64 [count] seconds after the begin, ascending. `times` ignores count: it holds them all.
+
+        Very small rates and bursts give infinite times, or NaN.
+        """
         if self.times is not None:
             return np.sort(np.array(self.times, dtype=np.float64))
         if self.poisson is not None:
             return _poisson(generator, self.poisson.rate, count)
         if self.bursts is not None:
             running_s = _poisson(generator, self.bursts.rate, count)  # on a clock that stands still between bursts
-            return running_s + running_s // self.bursts.on_s * self.bursts.off_s
+            with np.errstate(all="ignore"):
+                return running_s + running_s // self.bursts.on_s * self.bursts.off_s
         return np.zeros(count)
 
 

@@ -8,6 +8,8 @@ from typing import TypeVar
 
 import numpy as np
 
+from pluglm.kernel.errors import ConfigError
+from pluglm.lab.amounts import MOST, MOST_REQUESTS
 from pluglm.lab.trace import Part, Trace, TraceRequest
 from pluglm.lab.workload import Cancellations, Deadlines, Prefixes, Stream, Workload
 
@@ -16,7 +18,10 @@ ASPECTS = ("arrivals", "turns", "prompt", "output", "think", "tenant", "priority
 
 
 def generate(workload: Workload) -> Trace:
-    """Sessions in the order of their arrival, the turns of each one after the other."""
+    """Sessions in the order of their arrival, the turns of each one after the other.
+
+    Raises ConfigError for a stream that comes to more than a trace can hold.
+    """
     sessions = [
         session for index, stream in enumerate(workload.streams) for session in _sessions(workload.seed, index, stream)
     ]
@@ -76,9 +81,12 @@ def _draw(seed: int, index: int, stream: Stream) -> _Draws:
         for number, aspect in enumerate(ASPECTS)
     }
     arrivals = stream.arrivals.draw(random["arrivals"], stream.num_arrivals or 0)
+    if not arrivals[-1] <= MOST:
+        raise ConfigError(f"stream '{stream.name}': its arrivals take more than {MOST:g} seconds; let them come faster")
     count, sessions = len(arrivals), stream.sessions
     turns = np.ones(count, dtype=np.int64) if sessions is None else sessions.turns.draw(random["turns"], count)
-    total = int(turns.sum())
+    if (total := int(turns.sum())) > MOST_REQUESTS:
+        raise ConfigError(f"stream '{stream.name}': its sessions have {total:,} turns; {MOST_REQUESTS:,} is the most")
     return _Draws(
         arrival_S=arrivals,
         turns_S=turns,

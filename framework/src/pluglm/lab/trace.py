@@ -6,17 +6,17 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pluglm.kernel.config import validate
 from pluglm.kernel.errors import ConfigError
-from pluglm.lab.amounts import Number, Strict
+from pluglm.lab.amounts import MOST, MOST_TOKENS, Name, Number, Strict
 
-Count = Annotated[int, Field(strict=True, ge=1)]
-Part = tuple[str, Count]
+Count = Annotated[int, Field(strict=True, ge=1, le=MOST_TOKENS)]
+Part = tuple[Name, Count]
 
 
 class TraceRequest(Strict):
@@ -27,16 +27,22 @@ class TraceRequest(Strict):
     of them are generated. deadline_s, cancel_s: seconds after the arrival.
     """
 
-    request_id: Annotated[str, Field(min_length=1)]
+    request_id: Annotated[Name, Field(min_length=1)]
     arrival_s: Number
     prompt: Annotated[tuple[Part, ...], Field(min_length=1)]
     output_tokens: Count
-    after: str | None = None
-    tenant: str = ""
+    after: Name | None = None
+    tenant: Name = ""
     priority: Annotated[int, Field(strict=True)] = 0
     deadline_s: Number | None = None
     cancel_s: Number | None = None
-    salt: str = ""
+    salt: Name = ""
+
+    @model_validator(mode="after")
+    def _of_a_size_that_fits(self) -> Self:
+        if (num_prompt := sum(count for _, count in self.prompt)) > MOST_TOKENS:
+            raise ValueError(f"a prompt of {num_prompt:,} tokens; {MOST_TOKENS:,} is the most")
+        return self
 
 
 Trace = tuple[TraceRequest, ...]
@@ -123,7 +129,12 @@ def first(trace: Trace, count: int) -> Trace:
 
 
 def sped_up(trace: Trace, factor: float) -> Trace:
-    """The same requests, arriving `factor` times as fast; think times and deadlines stay."""
+    """The same requests, arriving `factor` times as fast; think times and deadlines stay.
+
+    Raises ConfigError where that is later than a trace can say.
+    """
+    if any(one.after is None and not one.arrival_s / factor <= MOST for one in trace):
+        raise ConfigError(f"speed {factor:g}: the last request would come after more than {MOST:g} seconds; take more")
     return tuple(
         one if one.after is not None else one.model_copy(update={"arrival_s": one.arrival_s / factor}) for one in trace
     )

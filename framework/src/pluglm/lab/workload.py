@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from pluglm.assembly.strict_yaml import UnreadableYamlError, parse_yaml
 from pluglm.kernel.config import validate
 from pluglm.kernel.errors import ConfigError
-from pluglm.lab.amounts import Amount, Lengths, Number, Positive, Strict
+from pluglm.lab.amounts import MOST_REQUESTS, Amount, Lengths, Name, Number, Positive, Strict
 from pluglm.lab.arrivals import Arrivals
 
 Share = Annotated[float, Field(strict=True, ge=0.0, le=1.0)]
@@ -23,7 +23,7 @@ class Prefixes(Strict):
     is drawn once for a group; the request's own tokens follow.
     """
 
-    num_groups: int = Field(strict=True, ge=1)
+    num_groups: int = Field(strict=True, ge=1, le=MOST_REQUESTS)
     length: Lengths
     zipf: Number = 1.0
     share: Share = 1.0
@@ -61,14 +61,14 @@ class Stream(Strict):
     tenants share no cached KV.
     """
 
-    name: str = Field(default="request", min_length=1)
-    num_arrivals: int | None = Field(default=None, strict=True, ge=1)
+    name: Name = Field(default="request", min_length=1)
+    num_arrivals: int | None = Field(default=None, strict=True, ge=1, le=MOST_REQUESTS)
     arrivals: Arrivals
     prompt: Lengths
     output: Lengths
     prefixes: Prefixes | None = None
     sessions: Sessions | None = None
-    tenants: dict[str, Positive] = Field(default={"": 1.0}, min_length=1)
+    tenants: dict[Name, Positive] = Field(default={"": 1.0}, min_length=1)
     priorities: dict[int, Positive] = Field(default={0: 1.0}, min_length=1)
     deadlines: Deadlines | None = None
     cancellations: Cancellations | None = None

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class FcfsConfig(ComponentConfig):
-    """long_prefill_share: part of a step's prompt tokens that one of several steps may take while others want some.
+    """long_prefill_share: part of a step's prompt tokens that one of several prompts may take while others want some.
 
     skip_blocked: waiting requests without room in the KV that later ones may pass in one step; 0 is none.
     max_skips: steps in which one request may be passed; then it holds back all behind it.
