@@ -5,10 +5,12 @@ What a failure prints is the smallest trace that fails alike, for `python tests/
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from run import TWICE_EVERY, run_some
@@ -21,6 +23,16 @@ from trace_shrink import same_failure, shrink
 from pluglm.assembly.registry import list_entries
 
 NUM_TRACES, PART, SEED = 500, 20, 0
+
+
+FOUND = [json.loads(line) for line in (Path(__file__).parent / "found.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("one", FOUND, ids=lambda one: one["what"])
+def test_what_was_found_once_stays_mended(one: dict[str, Any]) -> None:
+    """The shrunk traces of bugs that the harness has found."""
+    violation = check_trace(from_json(json.dumps(one["trace"])), twice=True).violation
+    assert violation is None, violation
 
 
 @pytest.mark.parametrize("first", range(0, NUM_TRACES, PART))
@@ -61,7 +73,7 @@ def test_the_script_runs_traces_in_processes_and_counts_them() -> None:
     command = [sys.executable, str(Path(__file__).parent / "run.py"), "--traces", "12", "--jobs", "2", "--seed", "4"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    numbers = dict(line.rsplit(maxsplit=1) for line in done.stdout.splitlines() if len(line.split()) == 2)
+    numbers = dict(line.split() for line in done.stdout.splitlines() if len(line.split()) == 2)
     assert (numbers["traces"], numbers["violations"]) == ("12", "0")
 
 

@@ -76,7 +76,7 @@ def run_simulations(options: SimulateOptions) -> int:
         for label, config in variants.items():
             with progress_bars(sys.stderr, options.quiet) as progress:
                 runs[label] = simulate(config, trace, step_time, progress=progress)
-    _show(options, runs, trace, step_time, target)
+    _show(options, runs, trace, step_time, targets, target)
     if not options.quiet and any(one.partition("=")[0].strip() in ("kv", "kv.use") for one in options.compare):
         _say_when_pools_differ([run.kv_tokens for label, run in runs.items() if label in variants])
     return _verdict(runs, options.quiet)
@@ -154,9 +154,13 @@ def _fit(path: Path, run: Run, options: SimulateOptions) -> StepTime:
 
 
 def _show(
-    options: SimulateOptions, runs: Mapping[str, Run], trace: Trace, step_time: StepTime | None, target: Output | None
+    options: SimulateOptions,
+    runs: Mapping[str, Run],
+    trace: Trace,
+    step_time: StepTime | None,
+    targets: Targets,
+    target: Output | None,
 ) -> None:
-    targets = Targets(ttft_s=options.ttft_slo, tpot_s=options.tpot_slo)
     variants = _combinations(options.compare)
     compared = {_label(one): {key: str(value) for key, value in one.items()} for one in variants}
     print_on(sys.stdout, summary_table(runs, targets, options.by, compared))

@@ -328,7 +328,7 @@ class RequestMetrics:
 
     @property
     def tpot_s(self) -> float | None:
-        """Mean time per output token after the first."""
-        if self.first_token_s is None or self.num_output_tokens < 2:
+        """Mean time per output token after the first, of all lanes; None for a search, whose tokens come at once."""
+        if self.first_token_s in (None, self.finished_s) or self.num_output_tokens < 2:
             return None
         return (self.finished_s - self.first_token_s) / (self.num_output_tokens - 1)

@@ -116,7 +116,9 @@ def load_kv(core: EngineCore, path: str | Path, salt: str) -> LoadedKV:
 def _access(core: EngineCore) -> CacheAccess:
     if core.parts.prefix_cache is None:
         fix = "use one that does, such as kv: hash_prefix"
-        raise RequestError(f"{core.parts.names['kv']} keeps no KV that requests could share, so none is saved; {fix}")
+        raise RequestError(
+            f"{core.parts.names['kv']} keeps no KV that requests could share, so none is saved or loaded; {fix}"
+        )
     return CacheAccess(core, core.parts.prefix_cache)
 
 
