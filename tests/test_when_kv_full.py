@@ -98,7 +98,7 @@ def test_refuse_ends_the_one_that_found_nothing(tiny_model: Path) -> None:
         require_tokens(steps, "b", len(steps.tokens("b")))  # what it has so far is kept
         assert len(steps.tokens("b")) == BLOCK + 1
         assert f"the KV pool is full: its token {2 * BLOCK + 1} finds no free block while" in end.error
-        assert "raise engine.kv_memory or the sizes set in kv, lower engine.max_num_seqs or set engine.when_kv_full" in end.error
+        assert "raise engine.kv_memory or the sizes set in kv, lower engine.max_num_seqs" in end.error
         assert "\n" not in end.error
         assert steps.end("waits").finish_reason == "length"
         assert {steps.metrics(name).num_preemptions for name in ("a", "b", "waits")} == {0}

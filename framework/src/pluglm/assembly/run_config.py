@@ -117,6 +117,7 @@ class RunConfig(BaseModel):
             merged = _override(merged, key_path.split("."), value, key_path)
         if overrides:
             source += f" (with {', '.join(overrides)} set over it)"
+        _require_unicode(merged, source)
         config = validate(cls, merged, source)
         config._source, config._folder, config._overridden = source, folder, frozenset(overrides or {})
         return config
@@ -125,6 +126,19 @@ class RunConfig(BaseModel):
     @classmethod
     def _default_components(cls, data: Any) -> Any:
         return _with_defaults(data) if isinstance(data, Mapping) else data
+
+
+def _require_unicode(data: Any, source: str) -> None:
+    """Plans and logs are UTF-8, which has no lone surrogates; YAML and Python have them."""
+    todo, seen = [data], set[int]()
+    while todo:
+        one = todo.pop()
+        if isinstance(one, str):
+            if not one.isascii() and any("\ud800" <= character <= "\udfff" for character in one):
+                raise ConfigError(f"{source}: {one!a} holds a lone surrogate, which is no character; leave it out")
+        elif isinstance(one, Mapping | list | tuple) and id(one) not in seen:
+            seen.add(id(one))
+            todo += [*one, *one.values()] if isinstance(one, Mapping) else one
 
 
 def _with_defaults(data: Mapping[str, Any]) -> dict[str, Any]:

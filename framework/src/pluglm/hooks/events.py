@@ -27,9 +27,11 @@ class EventsHook:
 
     def __init__(self, config: EventsConfig) -> None:
         try:
-            self._file: TextIO = config.path.open("w", encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"hooks: events: {config.path} cannot be written: {error.strerror}") from error
+            # a lone surrogate, which UTF-8 has not, becomes the escape that JSON has for it
+            self._file: TextIO = config.path.open("w", encoding="utf-8", errors="backslashreplace")
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise ConfigError(f"hooks: events: {config.path} cannot be written: {reason}") from error
 
     def _write(self, kind: str, **fields: Any) -> None:
         self._file.write(json.dumps({"event": kind, **fields}, ensure_ascii=False) + "\n")
@@ -55,6 +57,7 @@ class EventsHook:
         self._write(
             "finished" if event.finish_reason else "tokens",
             request_id=event.request_id,
+            lane=event.lane,
             token_ids=event.token_ids,
             text=event.text,
             finish_reason=event.finish_reason,

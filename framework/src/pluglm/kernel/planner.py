@@ -120,8 +120,8 @@ class PolicyScheduler:
     def _refuse(self, draft: _Draft, request: RequestView, num_tokens: int) -> None:
         draft.refused[request.sequence_id] = (
             f"the KV pool is full: its token {request.num_computed + num_tokens} finds no free block while "
-            f"{len(draft.running)} requests run; raise engine.kv_memory or the sizes set in kv, lower engine.max_num_seqs or set "
-            f"engine.when_kv_full to preempt or shrink"
+            f"{len(draft.running)} requests run; raise engine.kv_memory or the sizes set in kv, lower "
+            f"engine.max_num_seqs or set engine.when_kv_full to preempt or shrink"
         )
         draft.kv.release(request.sequence_id)
         del draft.running[request.sequence_id]

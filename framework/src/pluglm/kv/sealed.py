@@ -5,6 +5,7 @@ The checksums (BLAKE2b, RFC 7693) tell a damaged or torn file from a whole one; 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -88,10 +89,13 @@ def read_bounded(path: Path, most_bytes: int) -> bytes:
 
 
 def write_whole(path: Path, data: bytes, is_durable: bool = True) -> None:
-    """The file appears complete or not at all, a durable one also when the machine stops. Raises OSError.
+    """The file appears complete or not at all, a durable one also when the machine stops. Raises OSError, ValueError.
 
-    Only its owner may read it: KV gives away what the prompt was.
+    Only its owner may read it: KV gives away what the prompt was. It takes the place of a file, never of a folder, a
+    device or a pipe.
     """
+    if path.exists() and not path.is_file():
+        raise FileExistsError(errno.EEXIST, "it is there and is no file")
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
     try:

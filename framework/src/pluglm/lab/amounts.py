@@ -75,7 +75,7 @@ class Amount(Strict):
 
     def draw(self, generator: np.random.Generator, count: int) -> np.ndarray:
         """float64 [count], independent, none above MOST."""
-        return np.minimum(self._drawn(generator, count), MOST)
+        return np.asarray(np.minimum(self._drawn(generator, count), MOST))
 
     def _drawn(self, generator: np.random.Generator, count: int) -> np.ndarray:
         if self.uniform is not None:

@@ -76,8 +76,9 @@ class DiskTier(KVTier):
         self._pool: ThreadPoolExecutor | None = None
         try:
             self._find_files()
-        except OSError as error:
-            raise PluginError(f"kv_tier 'disk': the folder {self._folder} cannot be used: {error.strerror}") from error
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise PluginError(f"kv_tier 'disk': the folder {self._folder} cannot be used: {reason}") from error
 
     @classmethod
     def capabilities(cls, config: Any) -> Capabilities:
