@@ -54,7 +54,7 @@ class SamplingParams(BaseModel):
     n: StrictInt = Field(default=1, ge=1, le=1024)
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     include_stop: StrictBool = False
-    stop_token_ids: tuple[Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)], ...] = ()
+    stop_token_ids: tuple[StrictInt, ...] = ()
     ignore_eos: StrictBool = False
     logprobs: StrictInt | None = Field(default=None, ge=0, le=100)
     skip_special_tokens: StrictBool = True
