@@ -39,12 +39,13 @@ class _Load:
 
 
 class TierLoads:
-    """timeout_s: of all loads of a sequence together, from the first one on."""
+    """timeout_s: of all loads of a sequence together, from the first on. was_idle: the last step computed nothing."""
 
     def __init__(self, tiers: TierSet, costs: Costs, timeout_s: float) -> None:
         self._tiers, self._costs, self._timeout_s = tiers, costs, timeout_s
         self._loads: dict[int, _Load] = {}  # by sequence id, while it waits
         self._tokens_left = 0  # of this step
+        self.was_idle = False
 
     def advance(self, engine: EngineCore, cache: PrefixCache) -> None:
         """Take what has arrived, ask for more, and hold out those whose KV is on its way."""
@@ -59,7 +60,7 @@ class TierLoads:
             self._advance(engine, cache, sequence)
         held = self._held()
         startable = {one for one, sequence in roster.waiting.items() if sequence.parked is None}
-        if held and not roster.running and held >= startable:
+        if held and (self.was_idle or (not roster.running and held >= startable)):
             self._wait(engine, cache, [roster.waiting[one] for one in held])
             held = self._held()
         roster.held_out = held
@@ -128,7 +129,8 @@ class TierLoads:
             load, timeout_s = self._loads[sequence.sequence_id], self._timeout_s / SLICES
             if load.leases:
                 if self._tiers.states(load.leases, timeout_s)[-1] == "pending":
-                    load.waited_s += timeout_s
+                    for one in held:  # it passes for all of them
+                        self._loads[one.sequence_id].waited_s += timeout_s
                 self._advance(engine, cache, sequence)
                 return
 

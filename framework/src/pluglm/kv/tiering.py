@@ -47,6 +47,7 @@ class KVTiers:
         self._committed_s = engine.now()
 
     def after_step(self, engine: EngineCore, num_tokens: list[int]) -> None:
+        self._loads.was_idle = not num_tokens
         if num_tokens:
             self._costs.computed(num_tokens, engine.kv.layout.block_size, engine.now() - self._committed_s)
 
