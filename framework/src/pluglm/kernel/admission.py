@@ -72,9 +72,10 @@ def _check_queue(request: Request, parts: Parts, roster: Roster, name: str) -> N
     num_tokens, num_prompt = sum(len(one.prompt_token_ids) for one in queued), len(request.prompt_token_ids)
     if limits.waiting_tokens is not None and num_tokens + num_prompt > limits.waiting_tokens:
         most = f"{limits.waiting_tokens} (engine.max_waiting_tokens)"
+        fix = "try again later" if num_prompt <= limits.waiting_tokens else "shorten it, or raise that limit"
         raise RequestError(
             f"{name}: {num_tokens} prompt tokens wait already and this one has {num_prompt}, of at most {most} in all; "
-            f"try again later"
+            f"{fix}"
         )
 
 
