@@ -14,9 +14,10 @@ from pluglm.kernel.config import Slot
 from pluglm.kernel.core import PlanItem, RequestView, StepPlan, StepView
 from pluglm.kernel.hooks import hookimpl
 from pluglm.kernel.interfaces.component import ComponentConfig
-from pluglm.lab.amounts import Number, Strict
+from pluglm.lab.amounts import Strict
 
 Count = Annotated[int, Field(strict=True, ge=0)]
+Sum = Annotated[float, Field(strict=True, ge=0.0, allow_inf_nan=False)]  # of many numbers, each within its bounds
 
 
 class Work(NamedTuple):
@@ -34,7 +35,7 @@ NOTHING = Work()
 class Step(Strict):
     """One step that computed something, and how long it took."""
 
-    seconds: Number
+    seconds: Sum
     num_tokens: Count
     num_rows: Count
     num_chunks: Count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import threading
@@ -109,6 +110,8 @@ class DiskTier(KVTier):
 
     def _find_files(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(self._folder, os.R_OK | os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, "it is not yours to read and write")
         found: list[tuple[float, str, int]] = []
         for file in self._folder.iterdir():
             with suppress(FileNotFoundError):
