@@ -21,6 +21,7 @@ from pluglm.kernel.guard import Guard, Watched
 from pluglm.kernel.interfaces.backend import Backend, BackendContext
 from pluglm.kernel.interfaces.checkpoint import Checkpoint
 from pluglm.kernel.interfaces.component import BuildContext, ComponentConfig
+from pluglm.kernel.interfaces.kernels import KernelLog, KernelReport, ToolOwner
 from pluglm.kernel.interfaces.kv import PrefixCache
 from pluglm.kernel.interfaces.kv_tier import PERSISTENT
 from pluglm.kernel.interfaces.model import LinearFactory, Model, ModelSpec
@@ -168,6 +169,8 @@ class _Builder:
             eos_token_ids=self._services.eos_token_ids(checkpoint, tokenizer),
             build_runner=lambda model: self._second_runner(backend, model),
             resolve_component=self._resolve_component,
+            kernels=backend.kernels if isinstance(backend, KernelReport) else KernelLog(),
+            tools=backend.tools if isinstance(backend, ToolOwner) else None,
         )
 
     def _runner(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from pluglm.kernel.interfaces.component import Component
 
@@ -46,5 +46,30 @@ class Attention(Component, Protocol):
 
         Row t of a segment sees the keys at positions max(0, p - window + 1) .. p, p its own position. Scores are
         (q . k) * layer.scale, soft-capped when layer.soft_cap is set, with the softmax in float32 or better.
+        """
+        ...
+
+
+@runtime_checkable
+class GraphAttention(Protocol):
+    """Optional ability of an Attention: plans with which a captured decode step (a CUDA graph) can run again.
+
+    `run` with such a plan starts the same work on the same addresses whatever the plan is filled with: it reads no
+    tensor on the host and takes nothing from it but shapes. It is then given a KV store with one block more than the
+    layout of the run has, the scratch block of rows that only fill the batch up.
+    """
+
+    def static_plan(self, batch: AttentionBatch, max_blocks: int) -> Any:
+        """A plan for batches of len(batch.segments) segments of one new token, with tables of at most max_blocks.
+
+        Filled with `batch`. Its tensors keep their addresses; batch.slots_T is one of them, and later batches bring
+        the same tensor with other contents.
+        """
+        ...
+
+    def refill(self, plan: Any, batch: AttentionBatch) -> None:
+        """Makes `plan` that of `batch`, in place and in stream order, without waiting for the device.
+
+        Host memory that is copied from must not be written again before the copy is done: stage it in fresh tensors.
         """
         ...

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict
 
+from pluglm.kernel.interfaces.kernels import KernelLog
+
 if TYPE_CHECKING:
     from pluglm.kernel.interfaces.model import ModelSpec
     from pluglm.kernel.interfaces.services import ComponentResolver, RunnerFactory, TokenizerView
@@ -44,7 +46,8 @@ class BuildContext:
     """What a component may know of the run it is built for. Written by the kernel before weights load its tensors.
 
     device, dtype: torch names ("cpu", "float32"); kv_bytes: bytes that the KV cache may take; bytes_per_token: KV bytes
-    of one token over all layers. A drafter that needs a model of its own builds it with `build_runner`; a component
+    of one token over all layers. kernels: where a component records which kernels it chose; tools: the backend's, of its
+    own type, None when it has none (see interfaces.kernels). A drafter that needs a model of its own builds it with `build_runner`; a component
     with small components of its own (a chain of logits steps) finds them with `resolve_component`.
     """
 
@@ -61,6 +64,8 @@ class BuildContext:
     eos_token_ids: frozenset[int]
     build_runner: RunnerFactory
     resolve_component: ComponentResolver
+    kernels: KernelLog = field(default_factory=KernelLog)
+    tools: Any = None
 
 
 @runtime_checkable

@@ -1,0 +1,44 @@
+// x times a row-major weight, for few rows: the weights are streamed once, strictly forward, whatever the number of rows.
+#pragma once
+#include "pool.h"
+#include "vec.h"
+
+namespace pluglm {
+
+// weight_NK [outputs, inputs] row-major; bias_N float32 or null.
+template <typename T>
+struct Linear {
+  const T* weight_NK;
+  const float* bias_N;
+  int64_t outputs;
+  int64_t inputs;
+};
+
+// Reusable memory of one caller, grown and never shrunk.
+class Scratch {
+ public:
+  ~Scratch() { std::free(memory_); }
+  // At least `bytes`, aligned to 64, contents undefined; the memory of earlier calls is lost.
+  void* get(size_t bytes) {
+    if (bytes > size_) {
+      std::free(memory_);
+      size_ = (bytes + 4095) / 4096 * 4096;
+      memory_ = std::aligned_alloc(64, size_);
+    }
+    return memory_;
+  }
+
+ private:
+  void* memory_ = nullptr;
+  size_t size_ = 0;
+};
+
+// out_RN float32 = x_RK weight_NK' + bias_N. tiles: scratch for the copy of x that matrix tiles want.
+// In float32 the bits of a row do not depend on the number of rows, nor on the threads.
+void linear(Pool& pool, Scratch& tiles, const Linear<float>& layer, const float* x_RK, int64_t rows, float* out_RN);
+void linear(Pool& pool, Scratch& tiles, const Linear<bf16>& layer, const bf16* x_RK, int64_t rows, float* out_RN);
+
+// Asks the system for the use of matrix tiles where the build has them; false when it refuses.
+bool allow_tiles();
+
+}  // namespace pluglm
