@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from pydantic import Field
 
+from pluglm.backends.cpu_kernels import choose_kernels
 from pluglm.backends.dtypes import torch_dtype
-from pluglm.backends.linear import DenseLinear, PackedLinear, can_pack
 from pluglm.backends.memory import available_memory
 from pluglm.backends.rows import TiledRows, whole_rows
 from pluglm.backends.torch_backend import TorchBackend
 from pluglm.kernel.errors import IncompatibleError
 from pluglm.kernel.interfaces.backend import BackendContext
 from pluglm.kernel.interfaces.component import BATCH_INVARIANT, LAYER_GROUPS, Capabilities, ComponentConfig
+from pluglm.kernel.interfaces.kernels import KernelLog
+from pluglm.native.threads import default_threads
+from pluglm.native.tools import SPIN_US
 
 _MAX_DETERMINISTIC_THREADS = 2  # more split an elementwise kernel inside a row; see TiledRows
+
+
+class CpuConfig(ComponentConfig):
+    """kernels: `native` ones are built in C++ at first use, `auto` takes them if it can, else torch's.
+
+    isa: which instructions the native kernels use, `auto` the best that the CPU has. spin_us: how many microseconds
+    their threads spin before they sleep; 0 suits a machine with more busy threads than cores.
+    """
+
+    kernels: Literal["auto", "native", "torch"] = "auto"
+    isa: Literal["auto", "amx", "avx512_bf16", "avx512", "avx2", "baseline"] = "auto"
+    spin_us: int = Field(default=SPIN_US, ge=0, le=100_000)
 
 
 class CpuBackend(TorchBackend):
@@ -26,16 +42,21 @@ class CpuBackend(TorchBackend):
     """
 
     interface_version = 1
-    Config = ComponentConfig
+    Config = CpuConfig
 
-    def __init__(self, config: ComponentConfig, context: BackendContext) -> None:
+    def __init__(self, config: CpuConfig, context: BackendContext) -> None:
         dtype = torch_dtype(context.dtype, "cpu")
+        num_threads = _deterministic_threads(context) if context.deterministic else context.num_threads
+        self.kernels = KernelLog()
+        chosen = choose_kernels(config, dtype, num_threads or default_threads(), context.deterministic, self.kernels)
+        self.tools = chosen.tools
         super().__init__(
             "cpu",
             dtype,
-            make_linear=PackedLinear if can_pack(dtype) else DenseLinear,
+            make_linear=chosen.make_linear,
             map_rows=TiledRows() if context.deterministic else whole_rows,
-            num_threads=_deterministic_threads(context) if context.deterministic else context.num_threads,
+            num_threads=num_threads,
+            fuser=chosen.fuser,
         )
 
     @classmethod

@@ -2,27 +2,45 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from pluglm.backends.cuda_graphs import CudaGraphTools
 from pluglm.backends.dtypes import torch_dtype
+from pluglm.backends.graph_backend import GraphBackend
+from pluglm.backends.graph_buckets import BATCH_SIZES
+from pluglm.backends.graphs import DecodeGraphs
 from pluglm.backends.linear import DenseLinear
 from pluglm.backends.rows import whole_rows
-from pluglm.backends.torch_backend import TorchBackend
 from pluglm.kernel.errors import PluginError
 from pluglm.kernel.interfaces.backend import BackendContext
 from pluglm.kernel.interfaces.component import DETERMINISTIC, LAYER_GROUPS, Capabilities, ComponentConfig
 
 
 class CudaConfig(ComponentConfig):
-    """index: which visible GPU, counted from 0."""
+    """index: which visible GPU, counted from 0.
+
+    graphs: decode steps run as captured graphs where the attention has plans for them. graph_batch_sizes: rows of a
+    graph, ascending; a step takes the least that it fits in, and is captured when that is first needed.
+    """
 
     index: int = Field(default=0, ge=0)
+    graphs: bool = True
+    graph_batch_sizes: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=BATCH_SIZES, min_length=1)
+
+    @model_validator(mode="after")
+    def _sizes_ascend_and_are_used(self) -> Self:
+        sizes = self.graph_batch_sizes
+        if list(sizes) != sorted(set(sizes)):
+            raise ValueError(f"graph_batch_sizes {list(sizes)} do not ascend; give each size once, the least first")
+        if not self.graphs and "graph_batch_sizes" in self.model_fields_set:
+            raise ValueError("graph_batch_sizes are given and graphs is false; leave one of them out")
+        return self
 
 
-class CudaBackend(TorchBackend):
+class CudaBackend(GraphBackend):
     """Runs on one GPU with torch's own kernels; logits stay on the device. num_threads governs its work on the host."""
 
     interface_version = 1
@@ -37,7 +55,9 @@ class CudaBackend(TorchBackend):
                 "set a lower backend.index"
             )
         dtype = torch_dtype(context.dtype, "cuda")
-        super().__init__(f"cuda:{config.index}", dtype, DenseLinear, whole_rows, context.num_threads)
+        device = f"cuda:{config.index}"
+        graphs = DecodeGraphs(CudaGraphTools(device), config.graph_batch_sizes, device) if config.graphs else None
+        super().__init__(device, dtype, DenseLinear, whole_rows, context.num_threads, graphs)
 
     @classmethod
     def capabilities(cls, config: Any) -> Capabilities:

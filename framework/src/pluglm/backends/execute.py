@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 
+from pluglm.backends.transfers import sent
 from pluglm.kernel.core import GroupInput, ModelInput
 from pluglm.kernel.interfaces.attention import Attention, AttentionBatch
 from pluglm.kernel.interfaces.kv import KVStore
@@ -40,14 +41,14 @@ def _batch(part: ModelInput | GroupInput, block_size: int) -> AttentionBatch:
 
 
 def inputs_on(inputs: ModelInput, device: str) -> ModelInput:
-    """The same batch with its index tensors on `device`."""
+    """The same batch with its index tensors on `device`; the host waits for no copy."""
     return ModelInput(
-        token_ids_T=inputs.token_ids_T.to(device),
-        positions_T=inputs.positions_T.to(device),
-        slots_T=inputs.slots_T.to(device),
-        logit_rows_R=inputs.logit_rows_R.to(device),
+        token_ids_T=sent(inputs.token_ids_T, device),
+        positions_T=sent(inputs.positions_T, device),
+        slots_T=sent(inputs.slots_T, device),
+        logit_rows_R=sent(inputs.logit_rows_R, device),
         segments=inputs.segments,
         block_size=inputs.block_size,
         copies=inputs.copies,
-        groups=tuple(replace(group, slots_T=group.slots_T.to(device)) for group in inputs.groups),
+        groups=tuple(replace(group, slots_T=sent(group.slots_T, device)) for group in inputs.groups),
     )

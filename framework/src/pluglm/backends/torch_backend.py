@@ -13,7 +13,7 @@ from pluglm.kernel.interfaces.attention import Attention
 from pluglm.kernel.interfaces.backend import Backend
 from pluglm.kernel.interfaces.checkpoint import Checkpoint
 from pluglm.kernel.interfaces.kv import KVLayout, KVStore
-from pluglm.kernel.interfaces.model import LinearFactory, Model, ModelContext, ModelSpec, RowMap
+from pluglm.kernel.interfaces.model import Fuser, LinearFactory, Model, ModelContext, ModelSpec, RowMap
 from pluglm.kernel.interfaces.services import Progress
 from pluglm.kv.store import TensorKVStore
 
@@ -22,17 +22,24 @@ class TorchBackend(Backend):
     """A backend on one torch device; a subclass says which, and what is available on it.
 
     make_linear: the plain layers of this device; map_rows: how models apply row-wise functions; num_threads: torch's
-    count on the host while a model loads or runs, None for the one it has.
+    count on the host while a model loads or runs, None for the one it has; fuser: how whole layers are computed.
     """
 
     def __init__(
-        self, device: str, dtype: torch.dtype, make_linear: LinearFactory, map_rows: RowMap, num_threads: int | None
+        self,
+        device: str,
+        dtype: torch.dtype,
+        make_linear: LinearFactory,
+        map_rows: RowMap,
+        num_threads: int | None,
+        fuser: Fuser | None = None,
     ) -> None:
         self.device = device
         self._dtype = dtype
         self._make_linear = make_linear
         self._map_rows = map_rows
         self._num_threads = num_threads
+        self._fuser = fuser
 
     def now(self) -> float:
         return time.perf_counter()
@@ -46,6 +53,7 @@ class TorchBackend(Backend):
             make_linear=make_linear or self._make_linear,
             map_rows=self._map_rows,
             progress=progress,
+            fuser=self._fuser,
         )
         with thread_count(self._num_threads):
             return family.load(checkpoint, context)

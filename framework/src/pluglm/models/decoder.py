@@ -15,10 +15,10 @@ from torch.nn.functional import embedding
 from pluglm.models.config_reader import ConfigReader
 from pluglm.models.layer import DecoderLayer
 from pluglm.models.loading import TensorLoader
-from pluglm.models.norms import row_norm
+from pluglm.models.norms import row_norm, wide_weight
 from pluglm.models.rope import DynamicRotary, make_rotary, rotary_lengths
 from pluglm.models.settings import DecoderSettings
-from pluglm.models.tensor_plan import EMBEDDING, FINAL_NORM, NameLayout, factors_tensor, make_plan
+from pluglm.models.tensor_plan import FINAL_NORM, NameLayout, factors_tensor, make_plan
 
 if TYPE_CHECKING:
     from pluglm.kernel.core import ModelInput
@@ -42,7 +42,7 @@ class Decoder(ABC):
     ) -> None:
         self.spec = settings.spec
         self._map_rows = context.map_rows
-        self._embedding_VD = loader.tensor(EMBEDDING)
+        self._embedding_VD = loader.embedding()
         divisors = loader.tensor(factors) if factors is not None else None
         self._rotaries = [
             make_rotary(rope, divisors if index == 0 else None, context.dtype, context.device)
@@ -50,8 +50,10 @@ class Decoder(ABC):
         ]
         self._is_dynamic = any(isinstance(rotary, DynamicRotary) for rotary in self._rotaries)
         self._layers = [self.layer_class(settings, layer.index, loader) for layer in self.spec.layers]
-        self._norm = row_norm(loader.tensor(FINAL_NORM), settings.norm_eps, settings.norm_offset)
+        norm_D = loader.tensor(FINAL_NORM)
+        self._norm = row_norm(norm_D, settings.norm_eps, settings.norm_offset)
         self._head = loader.head(self._embedding_VD, settings.tied_head)
+        self._fused_head = loader.fused_head(self._head, wide_weight(norm_D, settings.norm_offset), settings.norm_eps)
         self._soft_cap = settings.final_soft_cap
         scale = settings.embedding_scale
         # transformers rounds the scale to the model's dtype before it multiplies.
@@ -84,13 +86,17 @@ class Decoder(ABC):
         x_TD, *angles = map_rows(self._embed, inputs.token_ids_T, inputs.positions_T, lengths_T)
         for layer in self._layers:
             cos_T1H, sin_T1H = angles[2 * layer.rope : 2 * layer.rope + 2]
-            q_TNH, k_TKH, v_TKH = map_rows(layer.pre_attention, x_TD, cos_T1H, sin_T1H)
-            out_TNH = attend(layer.spec, q_TNH, k_TKH, v_TKH)
-            (x_TD,) = map_rows(layer.post_attention, x_TD, out_TNH)
+            q_TNH, k_TKH, v_TKH = layer.before_attention(map_rows, x_TD, cos_T1H, sin_T1H)
+            x_TD = layer.after_attention(map_rows, x_TD, attend(layer.spec, q_TNH, k_TKH, v_TKH))
         return x_TD
 
     def logits(self, hidden_RD: torch.Tensor) -> torch.Tensor:
-        (logits_RV,) = self._map_rows(self._project, hidden_RD)
+        if self._fused_head is not None and self._soft_cap is None:
+            return self._fused_head(hidden_RD)
+        if self._fused_head is not None:
+            (logits_RV,) = self._map_rows(self._capped, self._fused_head(hidden_RD))
+        else:
+            (logits_RV,) = self._map_rows(self._project, hidden_RD)
         return logits_RV
 
     def _embed(
@@ -104,7 +110,9 @@ class Decoder(ABC):
         return (x_TD, *(tensor for pair in angles for tensor in pair))
 
     def _project(self, hidden_RD: torch.Tensor) -> tuple[torch.Tensor]:
-        logits_RV = self._head(self._norm(hidden_RD)).float()
+        return self._capped(self._head(self._norm(hidden_RD)).float())
+
+    def _capped(self, logits_RV: torch.Tensor) -> tuple[torch.Tensor]:
         if self._soft_cap is not None:
             logits_RV = (logits_RV / self._soft_cap).tanh_().mul_(self._soft_cap)
         return (logits_RV,)

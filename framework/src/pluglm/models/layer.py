@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from pluglm.kernel.interfaces.model import LayerParts, RowMap
 from pluglm.models.activations import ACTIVATIONS
 from pluglm.models.loading import TensorLoader
-from pluglm.models.norms import Norm, head_norm, row_norm
+from pluglm.models.norms import Norm, head_norm, row_norm, wide_weight
 from pluglm.models.rope import rotate
 from pluglm.models.settings import DecoderSettings
 
@@ -36,6 +37,21 @@ class DecoderLayer:
         self._gate_up = loader.linear(f"{stem}mlp.gate_up_proj", gate_up)
         self._down = loader.linear(f"{stem}mlp.down_proj", [f"{stem}mlp.down_proj"])
         self._activation = ACTIVATIONS[settings.activation]
+        self._fused = None if loader.fuser is None else loader.fuser.layer(self._parts(settings, loader))
+
+    def before_attention(
+        self, map_rows: RowMap, x_TD: torch.Tensor, cos_T1H: torch.Tensor, sin_T1H: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        """pre_attention of all rows, by the backend's fused layer if there is one."""
+        if self._fused is not None:
+            return self._fused.pre_attention(x_TD, cos_T1H, sin_T1H)
+        return map_rows(self.pre_attention, x_TD, cos_T1H, sin_T1H)
+
+    def after_attention(self, map_rows: RowMap, x_TD: torch.Tensor, out_TNH: torch.Tensor) -> torch.Tensor:
+        """post_attention of all rows, by the backend's fused layer if there is one."""
+        if self._fused is not None:
+            return self._fused.post_attention(x_TD, out_TNH)
+        return map_rows(self.post_attention, x_TD, out_TNH)[0]
 
     def pre_attention(
         self, x_TD: torch.Tensor, cos_T1H: torch.Tensor, sin_T1H: torch.Tensor
@@ -57,6 +73,34 @@ class DecoderLayer:
     def _feed_forward(self, x_TD: torch.Tensor) -> torch.Tensor:
         gate, up = self._gate_up(self._mlp_norm(x_TD)).chunk(2, -1)
         return self._down(self._activation(gate).mul_(up))
+
+    def _parts(self, settings: DecoderSettings, loader: TensorLoader) -> LayerParts:
+        before_mlp = "pre_feedforward_layernorm" if settings.sandwich_norms else "post_attention_layernorm"
+        out_norms = {}
+        if settings.sandwich_norms:
+            out_norms["attention_out_norm"] = self._wide_norm("post_attention_layernorm", settings, loader)
+            out_norms["mlp_out_norm"] = self._wide_norm("post_feedforward_layernorm", settings, loader)
+        return LayerParts(
+            spec=self.spec,
+            activation=settings.activation,
+            eps=settings.norm_eps,
+            attention_norm=self._wide_norm("input_layernorm", settings, loader),
+            mlp_norm=self._wide_norm(before_mlp, settings, loader),
+            head_norm=self._wide_head_norm(settings, loader) if settings.head_norms else None,
+            qkv=self._qkv,
+            output=self._output,
+            gate_up=self._gate_up,
+            down=self._down,
+            **out_norms,
+        )
+
+    def _wide_norm(self, name: str, settings: DecoderSettings, loader: TensorLoader) -> torch.Tensor:
+        return wide_weight(loader.tensor(f"{self._stem}{name}.weight"), settings.norm_offset)
+
+    def _wide_head_norm(self, settings: DecoderSettings, loader: TensorLoader) -> torch.Tensor:
+        parts = [("q", self.spec.num_heads), ("k", self.spec.num_kv_heads)]
+        weights = [self._wide_norm(f"self_attn.{name}_norm", settings, loader).expand(num, -1) for name, num in parts]
+        return torch.cat(weights)
 
     def _row_norm(self, name: str, settings: DecoderSettings, loader: TensorLoader) -> Norm:
         return row_norm(loader.tensor(f"{self._stem}{name}.weight"), settings.norm_eps, settings.norm_offset)

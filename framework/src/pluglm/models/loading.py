@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.functional import linear
 
-from pluglm.models.tensor_plan import HEAD, TensorPlan
+from pluglm.models.tensor_plan import EMBEDDING, HEAD, TensorPlan
 
 if TYPE_CHECKING:
     from pluglm.kernel.interfaces.checkpoint import Checkpoint
-    from pluglm.kernel.interfaces.model import Linear, ModelContext
+    from pluglm.kernel.interfaces.model import FusedHead, Linear, ModelContext
 
 # N: output features, K: input features, V: vocabulary, D: hidden size, R: rows
 
@@ -26,10 +26,10 @@ class TiedHead:
     num_bytes = 0
 
     def __init__(self, embedding_VD: torch.Tensor) -> None:
-        self._embedding_VD = embedding_VD
+        self.embedding_VD = embedding_VD
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return linear(x, self._embedding_VD)
+        return linear(x, self.embedding_VD)
 
 
 class TensorLoader:
@@ -42,11 +42,17 @@ class TensorLoader:
         self._checkpoint = checkpoint
         self._context = context
         self._plan = plan
-        self._num_read = 0
+        self._seen: set[str] = set()
+        self.fuser = context.fuser
 
     def tensor(self, name: str) -> torch.Tensor:
         """One tensor by its planned name. KeyError when the plan lacks it; CheckpointError when it is unreadable."""
         return self._read(name).to(self._context.device)
+
+    def embedding(self) -> torch.Tensor:
+        """embedding_VD, in the memory that the backend reads best."""
+        embedding_VD = self.tensor(EMBEDDING)
+        return embedding_VD if self.fuser is None else self.fuser.placed(embedding_VD)
 
     def linear(self, name: str, parts: Sequence[str]) -> Linear:
         """The layer `name` whose rows are the projections `parts` one after another, biases included if planned."""
@@ -63,6 +69,12 @@ class TensorLoader:
         if tied and torch.equal(weight_VD, embedding_VD):
             return TiedHead(embedding_VD)
         return self._context.make_linear(HEAD, weight_VD, None)
+
+    def fused_head(self, head: Linear, norm_D: torch.Tensor, eps: float) -> FusedHead | None:
+        """The backend's own final norm and head, if it has one for this head."""
+        if self.fuser is None:
+            return None
+        return self.fuser.head(norm_D, eps, head.embedding_VD if isinstance(head, TiedHead) else head)
 
     def _fused(self, names: Sequence[str]) -> torch.Tensor:
         if len(names) == 1:
@@ -82,6 +94,7 @@ class TensorLoader:
         tensor = self._checkpoint.tensor(stored, self._context.dtype)
         if tuple(tensor.shape) != expected:
             raise RuntimeError(f"checkpoint gave '{stored}' in shape {list(tensor.shape)}, not {list(expected)}")
-        self._num_read += 1
-        self._context.progress("loading", self._num_read, len(self._plan.shapes))
+        if name not in self._seen:
+            self._seen.add(name)
+            self._context.progress("loading", len(self._seen), len(self._plan.shapes))
         return tensor

@@ -12,12 +12,17 @@ from torch.nn.functional import rms_norm
 Norm = Callable[[torch.Tensor], torch.Tensor]
 
 
+def wide_weight(weight: torch.Tensor, offset: float) -> torch.Tensor:
+    """offset + weight in float32."""
+    return weight.float() if offset == 0.0 else offset + weight.float()
+
+
 def row_norm(weight_D: torch.Tensor, eps: float, offset: float) -> Norm:
     """x_TD -> x / rms(x) * (offset + weight), in x's dtype. Gemma's offset is 1 and is added in float32."""
     shape = tuple(weight_D.shape)
     if offset == 0.0:
         return lambda x_TD: rms_norm(x_TD, shape, weight_D, eps)
-    wide_D = offset + weight_D.float()
+    wide_D = wide_weight(weight_D, offset)
     return lambda x_TD: rms_norm(x_TD.float(), shape, wide_D, eps).to(x_TD.dtype)
 
 
@@ -27,5 +32,5 @@ def head_norm(parts: list[tuple[torch.Tensor, int]], eps: float, offset: float) 
     shape = (weight_CH.shape[-1],)
     if offset == 0.0:
         return lambda x_TCH: rms_norm(x_TCH, shape, None, eps) * weight_CH
-    wide_CH = offset + weight_CH.float()
+    wide_CH = wide_weight(weight_CH, offset)
     return lambda x_TCH: (rms_norm(x_TCH.float(), shape, None, eps) * wide_CH).to(x_TCH.dtype)

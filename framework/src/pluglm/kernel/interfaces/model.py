@@ -81,14 +81,77 @@ class RowMap(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LayerParts:
+    """What a pre-norm decoder layer consists of. Norm weights have a family's offset added; None where it has no such.
+
+    head_norm: [N + K, H], of query and key heads; attention_out_norm, mlp_out_norm: of what is added to the rows.
+    qkv and gate_up hold the rows of the projections one after another.
+    """
+
+    spec: LayerSpec
+    activation: str
+    eps: float
+    attention_norm: torch.Tensor
+    mlp_norm: torch.Tensor
+    qkv: Linear
+    output: Linear
+    gate_up: Linear
+    down: Linear
+    head_norm: torch.Tensor | None = None
+    attention_out_norm: torch.Tensor | None = None
+    mlp_out_norm: torch.Tensor | None = None
+
+
+class FusedLayer(Protocol):
+    """A decoder layer around its attention; the same values as the family's own functions, in fewer calls.
+
+    In deterministic runs a row's bits depend on that row alone, so no RowMap goes around it.
+    """
+
+    def pre_attention(
+        self, x_TD: torch.Tensor, cos_T1H: torch.Tensor, sin_T1H: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """q_TNH, k_TKH, v_TKH. The cosine is as wide as a head; the first half of the sine is negated."""
+        ...
+
+    def post_attention(self, x_TD: torch.Tensor, out_TNH: torch.Tensor) -> torch.Tensor:
+        """x_TD after output projection, feed-forward part and both residual additions."""
+        ...
+
+
+class FusedHead(Protocol):
+    """Final norm and head: hidden_RD -> logits_RV float32. Deterministic as FusedLayer is."""
+
+    def __call__(self, hidden_RD: torch.Tensor) -> torch.Tensor: ...
+
+
+class Fuser(Protocol):
+    """A backend's offer to compute whole layers of a family; None where it cannot, and then the family's own runs."""
+
+    def layer(self, parts: LayerParts) -> FusedLayer | None: ...
+
+    def head(self, norm_D: torch.Tensor, eps: float, head: Linear | torch.Tensor) -> FusedHead | None:
+        """head: the layer, or of a tied model the embedding [V, D]."""
+        ...
+
+    def placed(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same values in memory that the backend reads best; it may be the tensor itself."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelContext:
-    """How a model is to be put on a device. Written by the backend, read by the family while loading."""
+    """How a model is to be put on a device. Written by the backend, read by the family while loading.
+
+    fuser: None when the backend computes no whole layers.
+    """
 
     device: str
     dtype: torch.dtype
     make_linear: LinearFactory
     map_rows: RowMap
     progress: Progress
+    fuser: Fuser | None = None
 
 
 class AttentionCall(Protocol):

@@ -1,0 +1,43 @@
+"""A torch backend that runs decode steps as captured graphs where it can. Knows no device by name."""
+
+from __future__ import annotations
+
+import torch
+
+from pluglm.backends.graphs import DecodeGraphs
+from pluglm.backends.scratch_store import ScratchKVStore, has_scratch
+from pluglm.backends.threads import thread_count
+from pluglm.backends.torch_backend import TorchBackend
+from pluglm.kernel.core import ModelInput
+from pluglm.kernel.interfaces.attention import Attention
+from pluglm.kernel.interfaces.kv import KVLayout, KVStore
+from pluglm.kernel.interfaces.model import LinearFactory, Model, ModelSpec, RowMap
+
+
+class GraphBackend(TorchBackend):
+    """graphs: None turns them off. Else KV memory has one block more than the layout, for rows that fill a batch up."""
+
+    def __init__(
+        self,
+        device: str,
+        dtype: torch.dtype,
+        make_linear: LinearFactory,
+        map_rows: RowMap,
+        num_threads: int | None,
+        graphs: DecodeGraphs | None,
+    ) -> None:
+        super().__init__(device, dtype, make_linear, map_rows, num_threads)
+        self.graphs = graphs
+
+    def allocate_kv(self, layout: KVLayout, spec: ModelSpec) -> KVStore:
+        if self.graphs is None or not has_scratch(layout):
+            return super().allocate_kv(layout, spec)
+        return ScratchKVStore(layout, spec, self.device, self._dtype)
+
+    def execute(self, model: Model, inputs: ModelInput, attention: Attention, kv: KVStore) -> torch.Tensor:
+        if self.graphs is not None:
+            with thread_count(self._num_threads):
+                logits_RV = self.graphs.run(model, inputs, attention, kv)
+            if logits_RV is not None:
+                return logits_RV
+        return super().execute(model, inputs, attention, kv)

@@ -1,0 +1,94 @@
+"""Builds the shared library of one instruction level, once a machine: cached by sources, compiler and options."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from pluglm.native.isa import Level
+
+SOURCES = Path(__file__).parent / "src"
+COMPILERS = ("c++", "g++", "clang++")
+_OPTIONS = ("-O3", "-std=c++20", "-fPIC", "-shared", "-pthread", "-w")
+_TIMEOUT_S = 300
+
+
+class NativeBuildError(Exception):
+    """The library could not be had; the message is one line and says why."""
+
+
+def find_compiler() -> str:
+    """The path of a C++ compiler. NativeBuildError when there is none."""
+    for name in COMPILERS:
+        if path := shutil.which(name):
+            return path
+    raise NativeBuildError(f"no C++ compiler was found ({', '.join(COMPILERS)})")
+
+
+def default_cache() -> Path:
+    """Where built libraries are kept: the user's cache folder."""
+    return Path.home() / ".cache/pluglm/native"
+
+
+def library_path(level: Level, cache: Path) -> Path:
+    """The library of `level`, built when the cache lacks it. NativeBuildError says what stands in the way."""
+    compiler = find_compiler()
+    target = cache / f"{level.name}-{_digest(level, compiler)}.so"
+    if target.exists():
+        return target
+    try:
+        cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with _locked(cache / f"{target.stem}.lock"):
+            if not target.exists():
+                _compile(compiler, level, target)
+    except OSError as error:
+        raise NativeBuildError(f"{cache} cannot be written: {error.strerror or error}") from error
+    return target
+
+
+def _digest(level: Level, compiler: str) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(SOURCES.iterdir()):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    digest.update("\0".join((*_OPTIONS, *level.options, compiler, _version(compiler))).encode())
+    return digest.hexdigest()[:16]
+
+
+def _version(compiler: str) -> str:
+    try:
+        return subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=30, check=True).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        raise NativeBuildError(f"{compiler} does not run: {' '.join(str(error).split())}") from error
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Several processes that start at once build one after another; the system frees the lock of one that dies."""
+    with open(path, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _compile(compiler: str, level: Level, target: Path) -> None:
+    sources = sorted(str(path) for path in SOURCES.glob("*.cpp"))
+    handle, name = tempfile.mkstemp(dir=target.parent, suffix=".so")
+    os.close(handle)
+    made = Path(name)
+    try:
+        command = [compiler, *_OPTIONS, *level.options, *sources, "-o", name]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S)
+        if done.returncode:
+            said = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[:200])
+            raise NativeBuildError(f"{Path(compiler).name} failed for level {level.name}: {' '.join(said.split())}")
+        made.replace(target)
+    except subprocess.TimeoutExpired:
+        raise NativeBuildError(f"{Path(compiler).name} took longer than {_TIMEOUT_S} s") from None
+    finally:
+        made.unlink(missing_ok=True)

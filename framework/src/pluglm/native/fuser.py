@@ -1,0 +1,50 @@
+"""What the CPU backend offers a model that loads: linear layers, whole decoder layers and heads on native kernels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from pluglm.kernel.interfaces.kernels import KernelChoice
+from pluglm.native.layers import NativeHead, NativeLayer, refusal
+from pluglm.native.linear import NativeLinear
+
+if TYPE_CHECKING:
+    from pluglm.kernel.interfaces.kernels import KernelLog
+    from pluglm.kernel.interfaces.model import FusedHead, FusedLayer, LayerParts, Linear
+    from pluglm.native.tools import NativeTools
+
+# D: hidden size, V: vocabulary, N: output features, K: input features
+
+
+class NativeFuser:
+    """The Fuser and the LinearFactory of a run on native kernels. deterministic: no product may change with its rows."""
+
+    def __init__(self, tools: NativeTools, log: KernelLog, *, deterministic: bool) -> None:
+        self._tools, self._log, self._always = tools, log, deterministic
+        self._name = f"native ({tools.level})"
+
+    def make_linear(self, name: str, weight_NK: torch.Tensor, bias_N: torch.Tensor | None) -> Linear:
+        return NativeLinear(self._tools, weight_NK, bias_N, always_native=self._always)
+
+    def placed(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self._tools.placed(tensor)
+
+    def layer(self, parts: LayerParts) -> FusedLayer | None:
+        reason = refusal(parts)
+        if reason is not None:
+            self._log.add(KernelChoice("decoder layer", "torch", ((self._name, reason),)))
+            return None
+        self._log.add(KernelChoice("decoder layer", self._name))
+        return NativeLayer(self._tools, parts)
+
+    def head(self, norm_D: torch.Tensor, eps: float, head: Linear | torch.Tensor) -> FusedHead | None:
+        """A tied head comes as the embedding [V, D], which is used in place."""
+        if isinstance(head, torch.Tensor):
+            head = NativeLinear(self._tools, head, None, always_native=self._always)
+        if not isinstance(head, NativeLinear):
+            self._log.add(KernelChoice("head", "torch", ((self._name, f"its product is {type(head).__name__}"),)))
+            return None
+        self._log.add(KernelChoice("head", self._name))
+        return NativeHead(self._tools, norm_D, eps, head)

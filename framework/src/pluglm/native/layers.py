@@ -1,0 +1,146 @@
+"""A decoder layer around its attention in native calls: two for few rows; for many, torch's products between them."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional
+
+from pluglm.native.library import LayerStruct
+from pluglm.native.linear import NativeLinear
+from pluglm.native.tools import DTYPES
+
+if TYPE_CHECKING:
+    from pluglm.kernel.interfaces.model import LayerParts
+    from pluglm.native.tools import NativeTools
+
+# T: rows, D: hidden size, I: inner size, N: query heads, K: kv heads, C: N + 2K heads side by side, H: head dim
+
+ACTIVATIONS = {"silu": 0, "swish": 0, "gelu_pytorch_tanh": 1, "gelu": 2, "relu": 3}
+
+
+def refusal(parts: LayerParts) -> str | None:
+    """Why a layer of these parts cannot be fused, or None."""
+    foreign = {type(one).__name__ for one in _linears(parts) if not isinstance(one, NativeLinear)}
+    if foreign:
+        return f"its products are {', '.join(sorted(foreign))}"
+    if parts.activation not in ACTIVATIONS:
+        return f"activation {parts.activation} has no native form"
+    return "its head dim is odd" if parts.spec.head_dim % 2 else None
+
+
+def _linears(parts: LayerParts) -> tuple[object, ...]:
+    return parts.qkv, parts.output, parts.gate_up, parts.down
+
+
+class NativeLayer:
+    """The FusedLayer of parts that `refusal` accepts. Rounds to the run's dtype between products, and adds in float32.
+
+    Its plain reference is DecoderLayer on torch.
+    """
+
+    def __init__(self, tools: NativeTools, parts: LayerParts) -> None:
+        self._tools, self._parts, self._type = tools, parts, -1
+        self._struct = LayerStruct(
+            activation=ACTIVATIONS[parts.activation],
+            eps=parts.eps,
+            heads=parts.spec.num_heads,
+            kv_heads=parts.spec.num_kv_heads,
+            head_dim=parts.spec.head_dim,
+        )
+        self._norms = {}
+        for name in ("attention_norm", "head_norm", "attention_out_norm", "mlp_norm", "mlp_out_norm"):
+            weight = getattr(parts, name)
+            self._norms[name] = None if weight is None else weight.float().contiguous()
+            setattr(self._struct, name, 0 if weight is None else self._norms[name].data_ptr())
+        most_rows = []
+        for name in ("qkv", "output", "gate_up", "down"):
+            layer = getattr(parts, name)
+            setattr(self._struct, name, layer.struct)
+            most_rows.append(layer.most_rows)
+            self._type = DTYPES[layer.weight_NK.dtype]
+        self._address, self._most_rows = ctypes.addressof(self._struct), min(most_rows)
+        spec = parts.spec
+        self._num_rotated = spec.num_heads + spec.num_kv_heads
+        self._heads_shape = (self._num_rotated + spec.num_kv_heads, spec.head_dim)
+
+    def pre_attention(
+        self, x_TD: torch.Tensor, cos_T1H: torch.Tensor, sin_T1H: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """q_TNH, k_TKH and v_TKH, views of one tensor [T, C, H]."""
+        num_rows, tools = x_TD.shape[0], self._tools
+        heads_TCH = torch.empty((num_rows, *self._heads_shape), dtype=x_TD.dtype)
+        angles = cos_T1H.data_ptr(), sin_T1H.data_ptr(), num_rows, heads_TCH.data_ptr()
+        if num_rows <= self._most_rows:
+            tools.library.pluglm_pre_attention(tools.handle, self._type, self._address, x_TD.data_ptr(), *angles)
+        else:
+            projected = self._product(self._parts.qkv, self._norm(x_TD, "attention_norm"))
+            tools.library.pluglm_turn_heads(tools.handle, self._type, self._address, projected.data_ptr(), *angles)
+        num_heads, rotated = self._parts.spec.num_heads, self._num_rotated
+        return heads_TCH[:, :num_heads], heads_TCH[:, num_heads:rotated], heads_TCH[:, rotated:]
+
+    def post_attention(self, x_TD: torch.Tensor, out_TNH: torch.Tensor) -> torch.Tensor:
+        """x_TD after the attention's output projection and the feed-forward part."""
+        attended = out_TNH.contiguous()
+        num_rows, tools = x_TD.shape[0], self._tools
+        if num_rows > self._most_rows:
+            return self._post_attention_by_parts(x_TD, attended.flatten(1))
+        out_TD = torch.empty_like(x_TD)
+        pointers = x_TD.data_ptr(), attended.data_ptr(), num_rows, out_TD.data_ptr()
+        tools.library.pluglm_post_attention(tools.handle, self._type, self._address, *pointers)
+        return out_TD
+
+    def _post_attention_by_parts(self, x_TD: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        change_TD = self._product(self._parts.output, attended)
+        if self._parts.attention_out_norm is not None:
+            change_TD = self._norm(change_TD, "attention_out_norm")
+        x_TD = change_TD.add_(x_TD)
+        both = self._product(self._parts.gate_up, self._norm(x_TD, "mlp_norm"))
+        num_rows, width = both.shape[0], both.shape[1] // 2
+        active_TI = torch.empty((num_rows, width), dtype=x_TD.dtype)
+        tools, kind = self._tools, self._struct.activation
+        pointers = both.data_ptr(), num_rows, width, active_TI.data_ptr()
+        tools.library.pluglm_gated(tools.handle, self._type, kind, *pointers)
+        change_TD = self._product(self._parts.down, active_TI)
+        if self._parts.mlp_out_norm is not None:
+            change_TD = self._norm(change_TD, "mlp_out_norm")
+        return change_TD.add_(x_TD)
+
+    def _norm(self, x_TD: torch.Tensor, name: str) -> torch.Tensor:
+        return norm_rows(self._tools, x_TD, self._norms[name], self._parts.eps)
+
+    def _product(self, layer: object, x: torch.Tensor) -> torch.Tensor:
+        assert isinstance(layer, NativeLinear)
+        return functional.linear(x, layer.weight_NK, layer.bias_N)
+
+
+def norm_rows(tools: NativeTools, x_TD: torch.Tensor, weight_D: torch.Tensor | None, eps: float) -> torch.Tensor:
+    """x / rms(x) * weight of contiguous rows; weight_D is float32."""
+    if weight_D is None:
+        raise ValueError("a norm without weights has no native form")
+    out_TD = torch.empty_like(x_TD)
+    tools.library.pluglm_norm(
+        tools.handle,
+        DTYPES[x_TD.dtype],
+        x_TD.data_ptr(),
+        weight_D.data_ptr(),
+        eps,
+        *x_TD.shape,
+        out_TD.data_ptr(),
+    )
+    return out_TD
+
+
+class NativeHead:
+    """Final norm and head: hidden_RD -> logits_RV float32, before a soft cap."""
+
+    def __init__(self, tools: NativeTools, norm_D: torch.Tensor, eps: float, head: NativeLinear) -> None:
+        self._tools, self._norm_D, self._eps, self._head = tools, norm_D.float().contiguous(), eps, head
+
+    def __call__(self, hidden_RD: torch.Tensor) -> torch.Tensor:
+        normed_RD = norm_rows(self._tools, hidden_RD.contiguous(), self._norm_D, self._eps)
+        if hidden_RD.shape[0] > self._head.most_rows:
+            return functional.linear(normed_RD, self._head.weight_NK, self._head.bias_N).float()
+        return self._head.native(normed_RD, torch.float32)

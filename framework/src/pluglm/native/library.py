@@ -1,0 +1,59 @@
+"""The C functions of the built library, with their argument types. Knows no tensors."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from pathlib import Path
+
+from pluglm.native.build import NativeBuildError
+
+_POINTER, _INT32, _INT64, _FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
+
+# name -> (result, arguments), as src/api.cpp and src/memory.cpp declare them
+FUNCTIONS: Mapping[str, tuple[type | None, tuple[type, ...]]] = {
+    "pluglm_open": (_POINTER, (_INT32, _INT32)),
+    "pluglm_close": (None, (_POINTER,)),
+    "pluglm_allow_tiles": (_INT32, ()),
+    "pluglm_map": (_POINTER, (ctypes.c_size_t,)),
+    "pluglm_unmap": (None, (_POINTER, ctypes.c_size_t)),
+    "pluglm_read": (ctypes.c_uint64, (_POINTER, _POINTER, ctypes.c_size_t)),
+    "pluglm_linear": (None, (_POINTER, _INT32, _POINTER, _POINTER, _INT64, _INT32, _POINTER)),
+    "pluglm_norm": (None, (_POINTER, _INT32, _POINTER, _POINTER, _FLOAT, _INT64, _INT64, _POINTER)),
+    "pluglm_turn_heads": (None, (_POINTER, _INT32, _POINTER, _POINTER, _POINTER, _POINTER, _INT64, _POINTER)),
+    "pluglm_gated": (None, (_POINTER, _INT32, _INT32, _POINTER, _INT64, _INT64, _POINTER)),
+    "pluglm_pre_attention": (None, (_POINTER, _INT32, _POINTER, _POINTER, _POINTER, _POINTER, _INT64, _POINTER)),
+    "pluglm_post_attention": (None, (_POINTER, _INT32, _POINTER, _POINTER, _POINTER, _INT64, _POINTER)),
+}
+
+
+class LinearStruct(ctypes.Structure):
+    """struct Linear of src/linear.h."""
+
+    _fields_ = (("weight", _POINTER), ("bias", _POINTER), ("outputs", _INT64), ("inputs", _INT64))
+
+
+class LayerStruct(ctypes.Structure):
+    """struct Layer of src/layer.h."""
+
+    _fields_ = (
+        ("activation", _INT32),
+        ("eps", _FLOAT),
+        ("heads", _INT64),
+        ("kv_heads", _INT64),
+        ("head_dim", _INT64),
+        *((name, _POINTER) for name in ("attention_norm", "head_norm", "attention_out_norm", "mlp_norm", "mlp_out_norm")),
+        *((name, LinearStruct) for name in ("qkv", "output", "gate_up", "down")),
+    )
+
+
+def load_library(path: Path) -> ctypes.CDLL:
+    """The library with every function typed. NativeBuildError when the system does not load it."""
+    try:
+        library = ctypes.CDLL(str(path))
+        for name, (result, arguments) in FUNCTIONS.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+    except (OSError, AttributeError) as error:
+        raise NativeBuildError(f"{path} does not load: {' '.join(str(error).split())}") from error
+    return library

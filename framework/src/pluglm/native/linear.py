@@ -1,0 +1,77 @@
+"""A linear layer on the native product, for the row counts where that is the fastest, and on torch's for the others."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional
+
+from pluglm.native.library import LinearStruct
+from pluglm.native.tools import DTYPES
+
+if TYPE_CHECKING:
+    from pluglm.native.tools import NativeTools
+
+# R: rows, N: output features, K: input features
+
+# Above so many rows torch's matrix product is the faster one (measured beside it on an AMX and an AVX-512 machine).
+_MOST_ROWS = {
+    ("amx", torch.bfloat16): 255,
+    ("avx512_bf16", torch.bfloat16): 24,
+    ("amx", torch.float32): 32,
+    ("avx512_bf16", torch.float32): 32,
+    ("avx512", torch.float32): 32,
+    ("avx2", torch.float32): 16,
+}
+_MOST_ROWS_ELSEWHERE = 8
+
+
+def most_native_rows(tools: NativeTools, dtype: torch.dtype) -> int:
+    """The largest number of rows that the native product is meant for, unless bits must not depend on it."""
+    return _MOST_ROWS.get((tools.level, dtype), _MOST_ROWS_ELSEWHERE)
+
+
+class NativeLinear:
+    """x @ weight.T + bias. In float32 the bits of a row do not depend on the other rows while native runs them.
+
+    weight_NK: float32 or bfloat16; it is copied into huge pages, bias_N becomes float32. always_native: for runs in
+    which bits must not depend on the number of rows. torch's product is its plain reference (DenseLinear).
+    """
+
+    def __init__(
+        self, tools: NativeTools, weight_NK: torch.Tensor, bias_N: torch.Tensor | None, *, always_native: bool = False
+    ) -> None:
+        self._tools, self._type = tools, DTYPES[weight_NK.dtype]
+        self.weight_NK = tools.placed(weight_NK)
+        self.bias_N = bias_N
+        self._wide_bias_N = None if bias_N is None else bias_N.float().contiguous()
+        self.num_bytes = weight_NK.nbytes + (0 if bias_N is None else bias_N.nbytes)
+        self.most_rows = 1 << 40 if always_native else most_native_rows(tools, weight_NK.dtype)
+        num_outputs, num_inputs = self.weight_NK.shape
+        bias = 0 if self._wide_bias_N is None else self._wide_bias_N.data_ptr()
+        self.struct = LinearStruct(self.weight_NK.data_ptr(), bias, num_outputs, num_inputs)
+        self._address = ctypes.addressof(self.struct)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [rows, K] -> [rows, N], in x's dtype."""
+        if x.shape[0] > self.most_rows:
+            return functional.linear(x, self.weight_NK, self.bias_N)
+        return self.native(x, x.dtype)
+
+    def native(self, x_RK: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
+        """The native product whatever the number of rows, in out_dtype: x's, or float32."""
+        x_RK = x_RK.contiguous()
+        out_RN = torch.empty((x_RK.shape[0], self.weight_NK.shape[0]), dtype=out_dtype)
+        tools = self._tools
+        tools.library.pluglm_linear(
+            tools.handle,
+            self._type,
+            self._address,
+            x_RK.data_ptr(),
+            x_RK.shape[0],
+            DTYPES[out_dtype],
+            out_RN.data_ptr(),
+        )
+        return out_RN

@@ -1,0 +1,81 @@
+// The functions that Python calls: plain C, one structure of pointers for what stays, the rest as arguments.
+#include "layer.h"
+
+using namespace pluglm;
+
+namespace {
+
+enum Type : int32_t { FLOAT32 = 0, BFLOAT16 = 1 };
+
+template <typename T>
+void linear_to(Tools& tools, const Linear<T>& layer, const T* x_RK, int64_t rows, int32_t out_type, void* out_RN) {
+  if (out_type == FLOAT32) return linear(tools.pool, tools.tiles, layer, x_RK, rows, (float*)out_RN);
+  auto* wide = (float*)tools.work.get(rows * layer.outputs * sizeof(float));
+  linear(tools.pool, tools.tiles, layer, x_RK, rows, wide);
+  each_row(tools.pool, rows, layer.outputs, [&](int64_t row) {
+    const float* from = wide + row * layer.outputs;
+    bf16* to = (bf16*)out_RN + row * layer.outputs;
+    int64_t i = 0;
+    for (; i + LANES <= layer.outputs; i += LANES) store(to + i, load(from + i));
+    for (; i < layer.outputs; i++) to[i] = to_bf16(from[i]);
+  });
+}
+
+}  // namespace
+
+// Calls FUNCTION<T> with T of `type`, which the caller has checked to be one of the two.
+#define PLUGLM_BY_TYPE(type, CALL)   \
+  if ((type) == BFLOAT16) {          \
+    using T = bf16;                  \
+    CALL;                            \
+  } else {                           \
+    using T = float;                 \
+    CALL;                            \
+  }
+
+extern "C" {
+
+void* pluglm_open(int32_t num_threads, int32_t spin_us) { return new Tools(num_threads, spin_us); }
+
+void pluglm_close(Tools* tools) { delete tools; }
+
+int32_t pluglm_allow_tiles() { return allow_tiles(); }
+
+void pluglm_linear(Tools* tools, int32_t type, const void* layer, const void* x_RK, int64_t rows, int32_t out_type,
+                   void* out_RN) {
+  PLUGLM_BY_TYPE(type, linear_to(*tools, *(const Linear<T>*)layer, (const T*)x_RK, rows, out_type, out_RN))
+}
+
+void pluglm_norm(Tools* tools, int32_t type, const void* x_TD, const float* weight_D, float eps, int64_t rows,
+                 int64_t width, void* out_TD) {
+  PLUGLM_BY_TYPE(type, each_row(tools->pool, rows, width, [&](int64_t row) {
+                   normalise((const T*)x_TD + row * width, weight_D, eps, width, (T*)out_TD + row * width);
+                 }))
+}
+
+void pluglm_turn_heads(Tools* tools, int32_t type, const void* layer, const void* projected, const void* cos_TH,
+                       const void* sin_TH, int64_t rows, void* heads_TCH) {
+  PLUGLM_BY_TYPE(type, turn_heads(tools->pool, *(const Layer<T>*)layer, (const T*)projected, (const T*)cos_TH,
+                                  (const T*)sin_TH, rows, (T*)heads_TCH))
+}
+
+void pluglm_gated(Tools* tools, int32_t type, int32_t activation, const void* gate_up, int64_t rows, int64_t width,
+                  void* out) {
+  PLUGLM_BY_TYPE(type, each_row(tools->pool, rows, width, [&](int64_t row) {
+                   const T* gate = (const T*)gate_up + row * 2 * width;
+                   gated(Activation(activation), gate, gate + width, width, (T*)out + row * width);
+                 }))
+}
+
+void pluglm_pre_attention(Tools* tools, int32_t type, const void* layer, const void* x_TD, const void* cos_TH,
+                          const void* sin_TH, int64_t rows, void* heads_TCH) {
+  PLUGLM_BY_TYPE(type, pre_attention(*tools, *(const Layer<T>*)layer, (const T*)x_TD, (const T*)cos_TH,
+                                     (const T*)sin_TH, rows, (T*)heads_TCH))
+}
+
+void pluglm_post_attention(Tools* tools, int32_t type, const void* layer, const void* x_TD, const void* attended,
+                           int64_t rows, void* out_TD) {
+  PLUGLM_BY_TYPE(type, post_attention(*tools, *(const Layer<T>*)layer, (const T*)x_TD, (const T*)attended, rows,
+                                      (T*)out_TD))
+}
+}

@@ -1,0 +1,118 @@
+#include "layer.h"
+
+#include <vector>
+
+namespace pluglm {
+
+namespace {
+
+// Pieces of one block of scratch memory, each aligned to a cache line.
+class Pieces {
+ public:
+  Pieces(Scratch& scratch, size_t bytes) : next_((char*)scratch.get(bytes)) {}
+  template <typename T>
+  T* take(int64_t count) {
+    T* piece = (T*)next_;
+    next_ += size_of<T>(count);
+    return piece;
+  }
+  template <typename T>
+  static size_t size_of(int64_t count) {
+    return (size_t(count) * sizeof(T) + 63) / 64 * 64;
+  }
+
+ private:
+  char* next_;
+};
+
+// sum_TD = x + change, the change normalised first where the family does.
+template <typename T>
+void add(const T* x, float* change, const float* norm, float eps, int64_t width, float* sum_D) {
+  if (norm) normalise(change, norm, eps, width, change);
+  int64_t i = 0;
+  for (; i + LANES <= width; i += LANES) store(sum_D + i, load(x + i) + load(change + i));
+  for (; i < width; i++) sum_D[i] = widen(x[i]) + change[i];
+}
+
+template <typename T>
+void narrow(const float* from, int64_t width, T* to) {
+  int64_t i = 0;
+  for (; i + LANES <= width; i += LANES) store(to + i, load(from + i));
+  for (; i < width; i++) store(to + i, from[i]);
+}
+
+}  // namespace
+
+template <typename T, typename In>
+void turn_heads(Pool& pool, const Layer<T>& layer, const In* projected, const T* cos_TH, const T* sin_TH, int64_t rows,
+                T* heads_TCH) {
+  const int64_t H = layer.head_dim, rotated = layer.heads + layer.kv_heads, all = rotated + layer.kv_heads;
+  each_row(pool, rows, all * H, [&](int64_t row) {
+    std::vector<float> normed(layer.head_norm ? H : 0);
+    for (int64_t head = 0; head < all; head++) {
+      const In* from = projected + (row * all + head) * H;
+      T* to = heads_TCH + (row * all + head) * H;
+      if (head >= rotated) {
+        for (int64_t i = 0; i < H; i++) store(to + i, widen(from[i]));
+      } else if (layer.head_norm) {
+        normalise(from, layer.head_norm + head * H, layer.eps, H, normed.data());
+        rotate(normed.data(), cos_TH + row * H, sin_TH + row * H, H, to);
+      } else {
+        rotate(from, cos_TH + row * H, sin_TH + row * H, H, to);
+      }
+    }
+  });
+}
+
+template <typename T>
+void pre_attention(Tools& tools, const Layer<T>& layer, const T* x_TD, const T* cos_TH, const T* sin_TH, int64_t rows,
+                   T* heads_TCH) {
+  const int64_t width = layer.qkv.inputs, projected = layer.qkv.outputs;
+  Pieces pieces(tools.work, Pieces::size_of<T>(rows * width) + Pieces::size_of<float>(rows * projected));
+  T* normed_TD = pieces.take<T>(rows * width);
+  float* qkv = pieces.take<float>(rows * projected);
+  each_row(tools.pool, rows, width, [&](int64_t row) {
+    normalise(x_TD + row * width, layer.attention_norm, layer.eps, width, normed_TD + row * width);
+  });
+  linear(tools.pool, tools.tiles, layer.qkv, normed_TD, rows, qkv);
+  turn_heads(tools.pool, layer, qkv, cos_TH, sin_TH, rows, heads_TCH);
+}
+
+template <typename T>
+void post_attention(Tools& tools, const Layer<T>& layer, const T* x_TD, const T* attended, int64_t rows, T* out_TD) {
+  const int64_t D = layer.output.outputs, inner = layer.down.inputs;
+  Pieces pieces(tools.work, 2 * Pieces::size_of<float>(rows * D) + Pieces::size_of<T>(rows * D) +
+                                Pieces::size_of<float>(rows * 2 * inner) + Pieces::size_of<T>(rows * inner));
+  float *change = pieces.take<float>(rows * D), *sum_TD = pieces.take<float>(rows * D);
+  T* normed = pieces.take<T>(rows * D);
+  float* both = pieces.take<float>(rows * 2 * inner);
+  T* active = pieces.take<T>(rows * inner);
+
+  linear(tools.pool, tools.tiles, layer.output, attended, rows, change);
+  each_row(tools.pool, rows, D, [&](int64_t row) {
+    float* sum_D = sum_TD + row * D;
+    add(x_TD + row * D, change + row * D, layer.attention_out_norm, layer.eps, D, sum_D);
+    normalise(sum_D, layer.mlp_norm, layer.eps, D, normed + row * D);
+  });
+  linear(tools.pool, tools.tiles, layer.gate_up, normed, rows, both);
+  each_row(tools.pool, rows, inner, [&](int64_t row) {
+    const float* gate = both + row * 2 * inner;
+    gated(layer.activation, gate, gate + inner, inner, active + row * inner);
+  });
+  linear(tools.pool, tools.tiles, layer.down, active, rows, change);
+  each_row(tools.pool, rows, D, [&](int64_t row) {
+    float* sum_D = sum_TD + row * D;
+    add(sum_D, change + row * D, layer.mlp_out_norm, layer.eps, D, sum_D);
+    narrow(sum_D, D, out_TD + row * D);
+  });
+}
+
+#define PLUGLM_LAYER(T)                                                                                       \
+  template void pre_attention(Tools&, const Layer<T>&, const T*, const T*, const T*, int64_t, T*);             \
+  template void post_attention(Tools&, const Layer<T>&, const T*, const T*, int64_t, T*);                      \
+  template void turn_heads(Pool&, const Layer<T>&, const T*, const T*, const T*, int64_t, T*);
+PLUGLM_LAYER(float)
+PLUGLM_LAYER(bf16)
+#undef PLUGLM_LAYER
+
+}  // namespace pluglm
