@@ -61,7 +61,7 @@ class RunConfig(BaseModel):
 
     model: ModelConfig = ModelConfig()
     backend: Slot = Slot(use="auto")
-    attention: Slot = Slot(use="sdpa")
+    attention: Slot = Slot(use="paged")
     kv: Slot = Slot(use="paged")
     scheduler: Slot = Slot(use="fcfs")
     sampler: Slot = Slot(use="chain")

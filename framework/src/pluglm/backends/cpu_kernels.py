@@ -34,7 +34,7 @@ def choose_kernels(
     """Records the choice in `log`. PluginError, with the reason, when the config insists on what cannot run here."""
     tools, reason = _open_tools(config, dtype, num_threads)
     if reason is not None and config.kernels == "native":
-        raise PluginError(f"backend 'cpu': kernels: native cannot run here: {reason}; set backend.kernels: auto or torch")
+        raise PluginError(f"backend 'cpu': no native kernels here: {reason}; set backend.kernels: auto or torch")
     candidates = [
         Candidate("native", lambda _: reason),
         Candidate("onednn packed", lambda _: None if can_pack(dtype) else f"oneDNN does not pack {dtype} on this CPU"),

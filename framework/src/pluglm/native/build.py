@@ -5,18 +5,19 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from pluglm.native.isa import Level
+from pluglm.native.threads import usable_cores
 
 SOURCES = Path(__file__).parent / "src"
 COMPILERS = ("c++", "g++", "clang++")
-_OPTIONS = ("-O3", "-std=c++20", "-fPIC", "-shared", "-pthread", "-w")
+_OPTIONS = ("-O3", "-std=c++20", "-fPIC", "-pthread", "-w")
 _TIMEOUT_S = 300
 
 
@@ -77,18 +78,24 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _compile(compiler: str, level: Level, target: Path) -> None:
-    sources = sorted(str(path) for path in SOURCES.glob("*.cpp"))
-    handle, name = tempfile.mkstemp(dir=target.parent, suffix=".so")
-    os.close(handle)
-    made = Path(name)
+    """All sources side by side, as many at once as there are cores, then linked; the target appears when it is whole."""
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder, ThreadPoolExecutor(usable_cores()) as workers:
+        sources = sorted(SOURCES.glob("*.cpp"))
+        objects = [f"{folder}/{source.stem}.o" for source in sources]
+        options = [compiler, *_OPTIONS, *level.options]
+        commands = [[*options, "-c", str(one), "-o", made] for one, made in zip(sources, objects, strict=True)]
+        for _ in workers.map(_run, commands):
+            pass
+        _run([*options, "-shared", *objects, "-o", f"{folder}/whole.so"])
+        Path(folder, "whole.so").replace(target)
+
+
+def _run(command: Sequence[str]) -> None:
+    name = Path(command[0]).name
     try:
-        command = [compiler, *_OPTIONS, *level.options, *sources, "-o", name]
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S)
-        if done.returncode:
-            said = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[:200])
-            raise NativeBuildError(f"{Path(compiler).name} failed for level {level.name}: {' '.join(said.split())}")
-        made.replace(target)
     except subprocess.TimeoutExpired:
-        raise NativeBuildError(f"{Path(compiler).name} took longer than {_TIMEOUT_S} s") from None
-    finally:
-        made.unlink(missing_ok=True)
+        raise NativeBuildError(f"{name} took longer than {_TIMEOUT_S} s") from None
+    if done.returncode:
+        said = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[:200])
+        raise NativeBuildError(f"{name} failed: {' '.join(said.split())}")

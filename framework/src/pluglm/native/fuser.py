@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class NativeFuser:
-    """The Fuser and the LinearFactory of a run on native kernels. deterministic: no product may change with its rows."""
+    """Fuser and LinearFactory of a run on native kernels. deterministic: no product may change with its rows."""
 
     def __init__(self, tools: NativeTools, log: KernelLog, *, deterministic: bool) -> None:
         self._tools, self._log, self._always = tools, log, deterministic

@@ -18,21 +18,24 @@ if TYPE_CHECKING:
 
 # T: rows, D: hidden size, I: inner size, N: query heads, K: kv heads, C: N + 2K heads side by side, H: head dim
 
+_LINEARS = ("qkv", "output", "gate_up", "down")
 ACTIVATIONS = {"silu": 0, "swish": 0, "gelu_pytorch_tanh": 1, "gelu": 2, "relu": 3}
 
 
 def refusal(parts: LayerParts) -> str | None:
     """Why a layer of these parts cannot be fused, or None."""
-    foreign = {type(one).__name__ for one in _linears(parts) if not isinstance(one, NativeLinear)}
-    if foreign:
+    foreign = {type(one).__name__ for one in (getattr(parts, name) for name in _LINEARS)} - {NativeLinear.__name__}
+    if len(native_linears(parts)) < len(_LINEARS):
         return f"its products are {', '.join(sorted(foreign))}"
     if parts.activation not in ACTIVATIONS:
         return f"activation {parts.activation} has no native form"
     return "its head dim is odd" if parts.spec.head_dim % 2 else None
 
 
-def _linears(parts: LayerParts) -> tuple[object, ...]:
-    return parts.qkv, parts.output, parts.gate_up, parts.down
+def native_linears(parts: LayerParts) -> dict[str, NativeLinear]:
+    """Those of the four products that are native, by name."""
+    found = {name: getattr(parts, name) for name in _LINEARS}
+    return {name: layer for name, layer in found.items() if isinstance(layer, NativeLinear)}
 
 
 class NativeLayer:
@@ -42,7 +45,7 @@ class NativeLayer:
     """
 
     def __init__(self, tools: NativeTools, parts: LayerParts) -> None:
-        self._tools, self._parts, self._type = tools, parts, -1
+        self._tools, self._eps = tools, parts.eps
         self._struct = LayerStruct(
             activation=ACTIVATIONS[parts.activation],
             eps=parts.eps,
@@ -50,21 +53,21 @@ class NativeLayer:
             kv_heads=parts.spec.num_kv_heads,
             head_dim=parts.spec.head_dim,
         )
-        self._norms = {}
+        self._norms: dict[str, torch.Tensor | None] = {}
         for name in ("attention_norm", "head_norm", "attention_out_norm", "mlp_norm", "mlp_out_norm"):
             weight = getattr(parts, name)
-            self._norms[name] = None if weight is None else weight.float().contiguous()
-            setattr(self._struct, name, 0 if weight is None else self._norms[name].data_ptr())
-        most_rows = []
-        for name in ("qkv", "output", "gate_up", "down"):
-            layer = getattr(parts, name)
+            if weight is not None:
+                weight = weight.float().contiguous()
+                setattr(self._struct, name, weight.data_ptr())
+            self._norms[name] = weight
+        linears = native_linears(parts)
+        for name, layer in linears.items():
             setattr(self._struct, name, layer.struct)
-            most_rows.append(layer.most_rows)
-            self._type = DTYPES[layer.weight_NK.dtype]
-        self._address, self._most_rows = ctypes.addressof(self._struct), min(most_rows)
-        spec = parts.spec
-        self._num_rotated = spec.num_heads + spec.num_kv_heads
-        self._heads_shape = (self._num_rotated + spec.num_kv_heads, spec.head_dim)
+        self._qkv, self._output, self._gate_up, self._down = linears.values()
+        self._type = DTYPES[self._qkv.weight_NK.dtype]
+        self._address, self._most_rows = ctypes.addressof(self._struct), min(one.most_rows for one in linears.values())
+        self._kinds = (parts.spec.num_heads, parts.spec.num_kv_heads, parts.spec.num_kv_heads)
+        self._heads_shape = (sum(self._kinds), parts.spec.head_dim)
 
     def pre_attention(
         self, x_TD: torch.Tensor, cos_T1H: torch.Tensor, sin_T1H: torch.Tensor
@@ -76,10 +79,10 @@ class NativeLayer:
         if num_rows <= self._most_rows:
             tools.library.pluglm_pre_attention(tools.handle, self._type, self._address, x_TD.data_ptr(), *angles)
         else:
-            projected = self._product(self._parts.qkv, self._norm(x_TD, "attention_norm"))
+            projected = _product(self._qkv, self._norm(x_TD, "attention_norm"))
             tools.library.pluglm_turn_heads(tools.handle, self._type, self._address, projected.data_ptr(), *angles)
-        num_heads, rotated = self._parts.spec.num_heads, self._num_rotated
-        return heads_TCH[:, :num_heads], heads_TCH[:, num_heads:rotated], heads_TCH[:, rotated:]
+        q_TNH, k_TKH, v_TKH = heads_TCH.split_with_sizes(self._kinds, 1)
+        return q_TNH, k_TKH, v_TKH
 
     def post_attention(self, x_TD: torch.Tensor, out_TNH: torch.Tensor) -> torch.Tensor:
         """x_TD after the attention's output projection and the feed-forward part."""
@@ -93,27 +96,27 @@ class NativeLayer:
         return out_TD
 
     def _post_attention_by_parts(self, x_TD: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        change_TD = self._product(self._parts.output, attended)
-        if self._parts.attention_out_norm is not None:
+        change_TD = _product(self._output, attended)
+        if self._norms["attention_out_norm"] is not None:
             change_TD = self._norm(change_TD, "attention_out_norm")
         x_TD = change_TD.add_(x_TD)
-        both = self._product(self._parts.gate_up, self._norm(x_TD, "mlp_norm"))
+        both = _product(self._gate_up, self._norm(x_TD, "mlp_norm"))
         num_rows, width = both.shape[0], both.shape[1] // 2
         active_TI = torch.empty((num_rows, width), dtype=x_TD.dtype)
         tools, kind = self._tools, self._struct.activation
         pointers = both.data_ptr(), num_rows, width, active_TI.data_ptr()
         tools.library.pluglm_gated(tools.handle, self._type, kind, *pointers)
-        change_TD = self._product(self._parts.down, active_TI)
-        if self._parts.mlp_out_norm is not None:
+        change_TD = _product(self._down, active_TI)
+        if self._norms["mlp_out_norm"] is not None:
             change_TD = self._norm(change_TD, "mlp_out_norm")
         return change_TD.add_(x_TD)
 
     def _norm(self, x_TD: torch.Tensor, name: str) -> torch.Tensor:
-        return norm_rows(self._tools, x_TD, self._norms[name], self._parts.eps)
+        return norm_rows(self._tools, x_TD, self._norms[name], self._eps)
 
-    def _product(self, layer: object, x: torch.Tensor) -> torch.Tensor:
-        assert isinstance(layer, NativeLinear)
-        return functional.linear(x, layer.weight_NK, layer.bias_N)
+
+def _product(layer: NativeLinear, x: torch.Tensor) -> torch.Tensor:
+    return functional.linear(x, layer.weight_NK, layer.bias_N)
 
 
 def norm_rows(tools: NativeTools, x_TD: torch.Tensor, weight_D: torch.Tensor | None, eps: float) -> torch.Tensor:
@@ -122,13 +125,7 @@ def norm_rows(tools: NativeTools, x_TD: torch.Tensor, weight_D: torch.Tensor | N
         raise ValueError("a norm without weights has no native form")
     out_TD = torch.empty_like(x_TD)
     tools.library.pluglm_norm(
-        tools.handle,
-        DTYPES[x_TD.dtype],
-        x_TD.data_ptr(),
-        weight_D.data_ptr(),
-        eps,
-        *x_TD.shape,
-        out_TD.data_ptr(),
+        tools.handle, DTYPES[x_TD.dtype], x_TD.data_ptr(), weight_D.data_ptr(), eps, *x_TD.shape, out_TD.data_ptr()
     )
     return out_TD
 

@@ -42,7 +42,10 @@ class LayerStruct(ctypes.Structure):
         ("heads", _INT64),
         ("kv_heads", _INT64),
         ("head_dim", _INT64),
-        *((name, _POINTER) for name in ("attention_norm", "head_norm", "attention_out_norm", "mlp_norm", "mlp_out_norm")),
+        *(
+            (name, _POINTER)
+            for name in ("attention_norm", "head_norm", "attention_out_norm", "mlp_norm", "mlp_out_norm")
+        ),
         *((name, LinearStruct) for name in ("qkv", "output", "gate_up", "down")),
     )
 

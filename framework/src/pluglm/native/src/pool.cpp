@@ -82,10 +82,12 @@ bool Pool::take_one() {
 }
 
 void Pool::work_loop() {
-  while (!stopping_.load(std::memory_order_relaxed)) {
+  while (true) {
     while (take_one()) {
     }
     uint64_t seen = ticket_.load(std::memory_order_acquire);
+    // Asked after the ticket: who has seen the destructor's, which nothing follows, must not wait for another.
+    if (stopping_.load(std::memory_order_relaxed)) return;
     if (next_chunk(seen) < num_chunks(seen)) continue;
     if (spin_until(spin_us_, [this, seen] { return ticket_.load(std::memory_order_acquire) != seen; })) continue;
     sleepers_.fetch_add(1);

@@ -1,0 +1,154 @@
+"""Attention over stored keys and values in one native call a layer, which can store the new ones first.
+
+Its plain torch reference is the `naive` attention plugin.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from pluglm.native.tools import DTYPES
+
+if TYPE_CHECKING:
+    from pluglm.kernel.core import Segment
+    from pluglm.kernel.interfaces.model import LayerSpec
+    from pluglm.native.tools import NativeTools
+
+# T: tokens of the flat batch, N: query heads, K: kv heads (N is a multiple of K), H: head dim, S: slots of the store
+
+_MOST_HEAD_DIM = 1024  # beyond it a span of keys fits no cache, and the scratch memory of a thread reaches 10 MB
+
+
+class AttentionStruct(ctypes.Structure):
+    """struct Attention of src/attention.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("q", "out", "keys", "values", "new_keys", "new_values", "slots")),
+        *((name, ctypes.c_void_p) for name in ("segments", "block_tables")),
+        *((name, ctypes.c_int64) for name in ("num_segments", "num_tokens", "q_stride", "k_stride", "v_stride")),
+        *((name, ctypes.c_int64) for name in ("key_slot_stride", "key_head_stride")),
+        *((name, ctypes.c_int64) for name in ("value_slot_stride", "value_head_stride")),
+        *((name, ctypes.c_int32) for name in ("block_size", "heads", "kv_heads", "head_dim", "window")),
+        *((name, ctypes.c_float) for name in ("scale", "soft_cap")),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentTable:
+    """The segments of a step as the kernels read them, int32: four numbers of each, and all block tables in a row."""
+
+    segments: array[int]
+    block_tables: array[int]
+    block_size: int
+    addresses: tuple[int, int]
+
+    @property
+    def num_segments(self) -> int:
+        return len(self.segments) // 4
+
+
+class NewKeys(NamedTuple):
+    """Rows to store: k_TKH and v_TKH, whose tokens may be any distance apart, at slots_T (int64)."""
+
+    k_TKH: torch.Tensor
+    v_TKH: torch.Tensor
+    slots_T: torch.Tensor
+
+
+class NativeAttention:
+    """Causal attention in float32 or bfloat16, the softmax and all sums in float32.
+
+    In float32 a row's bits depend on nothing but the keys and values that it sees: not on its batch, chunk, block size
+    or threads, nor on multiples of 64 tokens that no row sees being dropped. In bfloat16 the softmax's weights are
+    rounded to bfloat16 where the CPU multiplies that. Method: FlashAttention-2 (arXiv:2307.08691) in spans of 512 keys.
+    """
+
+    def __init__(self, tools: NativeTools) -> None:
+        self._tools = tools
+        self._attend, self._store = tools.library.pluglm_attention, tools.library.pluglm_store_keys
+        for function in (self._attend, self._store):
+            function.restype, function.argtypes = None, (ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p)
+
+    def can_run(self, dtype: torch.dtype, head_dim: int) -> str | None:
+        """None, or why not. dtype: of the queries and of the store."""
+        if dtype not in DTYPES:
+            return f"the dtype is {dtype}"
+        return f"the head dim is {head_dim}" if head_dim > _MOST_HEAD_DIM else None
+
+    def plan(self, segments: Sequence[Segment], block_size: int) -> SegmentTable:
+        """What all layers of a step with these block tables share."""
+        numbers, tables = array("i"), array("i")
+        for one in segments:
+            numbers.extend((one.query_start, one.num_query, one.num_context, len(tables)))
+            tables += array("i", one.block_table)
+        return SegmentTable(numbers, tables, block_size, (numbers.buffer_info()[0], tables.buffer_info()[0]))
+
+    def store(self, new: NewKeys, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Writes the rows into keys and values [S, K, H]."""
+        num_kv_heads, head_dim = keys.shape[1:]
+        call = AttentionStruct(kv_heads=num_kv_heads, head_dim=head_dim)
+        (call.keys, call.key_slot_stride, call.key_head_stride) = _heads(keys)
+        (call.values, call.value_slot_stride, call.value_head_stride) = _heads(values)
+        call.new_keys, call.new_values, call.slots, call.num_tokens, call.k_stride, call.v_stride = _new(new)
+        self._store(self._tools.handle, DTYPES[keys.dtype], ctypes.addressof(call))
+
+    def attend(
+        self,
+        layer: LayerSpec,
+        q_TNH: torch.Tensor,
+        table: SegmentTable,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        new: NewKeys | None = None,
+    ) -> torch.Tensor:
+        """out_TNH in q's dtype, after storing `new`. Rows of no segment are undefined.
+
+        keys and values [S, K, H] have q's dtype, q's tokens may be any distance apart.
+        """
+        out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype)
+        key_address, *key_strides = _heads(keys)
+        value_address, *value_strides = _heads(values)
+        new_keys, new_values, slots, num_tokens, k_stride, v_stride = (0,) * 6 if new is None else _new(new)
+        call = AttentionStruct(
+            q_TNH.data_ptr(),
+            out_TNH.data_ptr(),
+            key_address,
+            value_address,
+            new_keys,
+            new_values,
+            slots,
+            *table.addresses,
+            table.num_segments,
+            num_tokens,
+            q_TNH.stride(0),
+            k_stride,
+            v_stride,
+            *key_strides,
+            *value_strides,
+            table.block_size,
+            layer.num_heads,
+            layer.num_kv_heads,
+            layer.head_dim,
+            layer.window or 0,
+            layer.scale,
+            layer.soft_cap or 0.0,
+        )
+        self._attend(self._tools.handle, DTYPES[q_TNH.dtype], ctypes.addressof(call))
+        return out_TNH
+
+
+def _heads(store: torch.Tensor) -> tuple[int, int, int]:
+    """Address, and strides of slots and heads; the values of a head lie side by side."""
+    return store.data_ptr(), store.stride(0), store.stride(1)
+
+
+def _new(new: NewKeys) -> tuple[int, int, int, int, int, int]:
+    k_TKH, v_TKH, slots_T = new
+    addresses = k_TKH.data_ptr(), v_TKH.data_ptr(), slots_T.data_ptr()
+    return *addresses, slots_T.shape[0], k_TKH.stride(0), v_TKH.stride(0)

@@ -1,0 +1,19 @@
+// The attention functions that Python calls.
+#include "attention.h"
+#include "tools.h"
+
+using namespace pluglm;
+
+extern "C" {
+
+// call: struct Attention of the type (0 float32, 1 bfloat16).
+void pluglm_attention(Tools* tools, int32_t type, const void* call) {
+  if (type == 1) attention(tools->pool, tools->attention, *(const Attention<bf16>*)call);
+  else attention(tools->pool, tools->attention, *(const Attention<float>*)call);
+}
+
+void pluglm_store_keys(Tools* tools, int32_t type, const void* call) {
+  if (type == 1) store_keys(tools->pool, *(const Attention<bf16>*)call);
+  else store_keys(tools->pool, *(const Attention<float>*)call);
+}
+}

@@ -1,0 +1,1 @@
+"""Triton kernels of the framework. Importing this package imports no triton; launching a kernel does."""
