@@ -128,7 +128,7 @@ def test_rule_2_two_packages_claiming_one_name(install: Install, tiny_model: Pat
     for name in order:
         module = name.replace("-", "_")
         install(name, {module: GOOD}, attention(module, "Good"))
-    assert resolve(config_for(tiny_model)).slots["attention"].entry.name == "sdpa"
+    assert resolve(config_for(tiny_model)).slots["attention"].entry.name == "paged"
     with pytest.raises(PluginError) as error:
         resolve(config_for(tiny_model, attention="mine"))
     text = one_line(error)
@@ -142,7 +142,7 @@ def test_rule_2_two_packages_claiming_one_name(install: Install, tiny_model: Pat
 def test_rule_2_unknown_name_lists_choices_and_the_nearest(tiny_model: Path) -> None:
     with pytest.raises(PluginError, match="'naiv' is not installed, did you mean 'naive'") as error:
         resolve(config_for(tiny_model, attention="naiv"))
-    assert "choices: naive, sdpa" in one_line(error)
+    assert "choices: flash, naive, paged, sdpa" in one_line(error)
 
 
 def test_rule_2_module_class_from_a_loose_file_beside_the_config(tiny_model: Path, tmp_path: Path) -> None:

@@ -23,13 +23,13 @@ from pluglm.kernel.errors import PluginError
 
 PROMPTS = ([9, 41, 77, 12, 30, 5, 18], [23], [60, 61, 62, 60, 61, 62, 60, 61])
 NUM_TOKENS = 12
-OPTIONS: dict[str, list[dict[str, Any]]] = {"paged": [{"block_size": 1}, {"block_size": 16}]}
+OPTIONS: dict[tuple[str, str], list[dict[str, Any]]] = {("kv", "paged"): [{"block_size": 1}, {"block_size": 16}]}
 Choice = tuple[str, str, dict[str, Any]]
 
 
 def choices(slot: str) -> list[Choice]:
     names = sorted({entry.name for kind in SLOTS[slot] for entry in list_entries(kind)})
-    return [(slot, name, options) for name in names for options in OPTIONS.get(name, [{}])]
+    return [(slot, name, options) for name in names for options in OPTIONS.get((slot, name), [{}])]
 
 
 ALL: list[Choice] = [choice for slot in SLOTS for choice in choices(slot)] + [("engine", "deterministic", {})]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +11,9 @@ import torch
 from pydantic import ValidationError
 
 from pluglm.backends.cuda import CudaBackend
+from pluglm.backends.cuda_graphs import CudaGraphTools
 from pluglm.backends.execute import inputs_on
+from pluglm.backends.transfers import fill, sent
 from pluglm.kernel.core import ModelInput
 from pluglm.kernel.errors import PluginError
 from pluglm.kernel.interfaces.backend import BackendContext
@@ -56,3 +60,93 @@ def test_all_tensors_of_a_batch_move_and_the_rest_stays() -> None:
         assert getattr(moved, name).device.type == "meta"
         assert getattr(moved, name).shape == getattr(inputs, name).shape
     assert (moved.segments, moved.block_size, moved.copies) == ((), 8, ((1, 2),))
+
+
+def test_sizes_of_graphs_ascend_and_are_not_ignored() -> None:
+    for sizes in ((), (0, 1), (1, 1), (2, 1)):
+        with pytest.raises(ValidationError):
+            CudaBackend.Config(graph_batch_sizes=sizes)
+    with pytest.raises(ValidationError, match="graph_batch_sizes are given and graphs is false"):
+        CudaBackend.Config(graphs=False, graph_batch_sizes=(1, 2))
+    assert CudaBackend.Config(graph_batch_sizes=(3, 7)).graph_batch_sizes == (3, 7)
+
+
+def test_graphs_are_there_unless_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert CudaBackend(CudaBackend.Config(), CONTEXT).graphs is not None
+    assert CudaBackend(CudaBackend.Config(graphs=False), CONTEXT).graphs is None
+
+
+class HostTensor:
+    """Stands for a tensor in host memory, and writes down what is done with it."""
+
+    is_cuda = False
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def pin_memory(self) -> HostTensor:
+        self.calls.append(("pin_memory",))
+        return self
+
+    def to(self, device: str, non_blocking: bool = False) -> HostTensor:
+        self.calls.append(("to", device, non_blocking))
+        return self
+
+
+def test_copies_to_a_gpu_come_from_pinned_memory_and_nobody_waits() -> None:
+    host: Any = HostTensor()
+    sent(host, "cuda:1")
+    assert host.calls == [("pin_memory",), ("to", "cuda:1", True)]
+    copied: list[tuple[Any, bool]] = []
+    target: Any = SimpleNamespace(
+        is_cuda=True, copy_=lambda source, non_blocking: copied.append((source, non_blocking))
+    )
+    host.calls.clear()
+    fill(target, host)
+    assert (host.calls, copied) == ([("pin_memory",)], [(host, True)])
+
+
+def test_a_capture_comes_after_warm_ups_on_a_side_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order that torch's documentation of CUDA graphs prescribes; all graphs share one pool."""
+    calls: list[Any] = []
+
+    class Stream:
+        def __init__(self, name: str = "side") -> None:
+            self.name = name
+
+        def wait_stream(self, other: Stream) -> None:
+            calls.append((self.name, "waits for", other.name))
+
+    @contextmanager
+    def entered(*what: Any, **options: Any) -> Any:
+        calls.append(("enter", *(getattr(one, "name", one) for one in what), options))
+        yield
+        calls.append("leave")
+
+    graph = SimpleNamespace(name="graph", replay=lambda: calls.append("replayed"))
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: Stream("main"))
+    handles = iter([(0, 1), (0, 2)])
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(handles))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: graph)
+    for name in ("device", "stream", "graph"):
+        monkeypatch.setattr(torch.cuda, name, entered)
+    tools, output = CudaGraphTools("cuda:1"), torch.ones(1)
+
+    def step() -> torch.Tensor:
+        calls.append("step")
+        return output
+
+    captured = tools.capture(step)
+    device, capture = ("enter", torch.device("cuda:1"), {}), {"pool": (0, 1), "capture_error_mode": "thread_local"}
+    warm_up = [("side", "waits for", "main"), ("enter", "side", {}), "step", "step", "leave"]
+    after = [("main", "waits for", "side"), ("enter", "graph", capture), "step", "leave", "leave"]
+    assert calls == [device, *warm_up, *after]
+    captured.replay()
+    assert calls[-1] == "replayed"
+    assert captured.output is output
+    tools.capture(step)
+    assert calls.count(("enter", "graph", capture)) == 2

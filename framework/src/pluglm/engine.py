@@ -14,12 +14,14 @@ from typing import Any, Self, cast
 
 from pluglm.arguments import Options, Params, as_list, check_types, params_list, silent
 from pluglm.assembly.building import build
+from pluglm.assembly.memory_plan import MemoryPlan, PlanShown, unseen
 from pluglm.assembly.resolving import ResolvedRun, resolve
 from pluglm.assembly.run_config import RunConfig
 from pluglm.assembly.services import default_services
 from pluglm.kernel.core import Event, Request
 from pluglm.kernel.engine import EngineCore
 from pluglm.kernel.errors import ComponentFailure, RequestError, TokenizerError
+from pluglm.kernel.interfaces.kernels import KernelChoice, KernelReport
 from pluglm.kernel.interfaces.services import Progress
 from pluglm.kernel.sampling_params import SamplingParams
 from pluglm.kv import files
@@ -34,12 +36,24 @@ ChunkStream = Generator[StreamChunk, None, None]
 
 
 class Engine:
-    """Runs one model. Thread-safe: callers share the loop, and whoever waits drives it. Close it, or use `with`."""
+    """Runs one model. Thread-safe: callers share the loop, and whoever waits drives it. Close it, or use `with`.
 
-    def __init__(self, config: RunConfig, *, progress: Progress = silent) -> None:
-        """Resolve, build and load. Raises a PluglmError of one line for anything that is wrong with the config."""
+    memory_plan: made before the weights were read; None where a component does not say what it takes.
+    """
+
+    def __init__(self, config: RunConfig, *, progress: Progress = silent, planned: PlanShown = unseen) -> None:
+        """Resolve, build and load. Raises a PluglmError of one line for anything that is wrong with the config.
+
+        planned: called with the memory plan before weights are read, unless there is none.
+        """
         self.run: ResolvedRun = resolve(config)
-        self._core = EngineCore(build(self.run, default_services(), progress))
+        self.memory_plan: MemoryPlan | None = None
+
+        def keep(plan: MemoryPlan) -> None:
+            self.memory_plan = plan
+            planned(plan)
+
+        self._core = EngineCore(build(self.run, default_services(), progress, keep))
         self._lock = threading.RLock()
         self._inboxes: dict[str, list[Event]] = {}
         self._next_id = 0
@@ -62,6 +76,12 @@ class Engine:
     @property
     def config(self) -> RunConfig:
         return self.run.config
+
+    @property
+    def kernels(self) -> tuple[KernelChoice, ...]:
+        """Which kernel computes what, and why no better one. Empty where the backend reports none."""
+        backend = self._core.parts.runner.backend
+        return tuple(backend.kernels.choices) if isinstance(backend, KernelReport) else ()
 
     @property
     def core(self) -> EngineCore:
@@ -273,7 +293,7 @@ class Engine:
         """None at once, then the chunks; the request is cancelled when this is closed early."""
         try:
             yield None
-            yield from map(_chunk, self.events(request_id))
+            yield from map(StreamChunk.of, self.events(request_id))
         finally:
             self._drop(request_id)
 
@@ -372,21 +392,6 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _chunk(event: Event) -> StreamChunk:
-    return StreamChunk(
-        request_id=event.request_id,
-        text=event.text,
-        token_ids=event.token_ids,
-        logprobs=event.logprobs,
-        lane=event.lane,
-        lane_finish_reason=event.lane_finish_reason,
-        finish_reason=event.finish_reason,
-        stop=event.stop,
-        error=event.error,
-        metrics=event.metrics,
-    )
 
 
 def _close(chunks: ChunkStream) -> None:

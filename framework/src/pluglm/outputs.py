@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypedDict
+from typing import Self, TypedDict
 
 from pluglm.kernel.core import Event, FinishReason, RequestMetrics, TokenLogprobs
 
@@ -104,3 +104,19 @@ class StreamChunk:
     stop: str | int | None = None
     error: str | None = None
     metrics: RequestMetrics | None = None
+
+    @classmethod
+    def of(cls, event: Event) -> Self:
+        """The caller's view of an event."""
+        return cls(
+            request_id=event.request_id,
+            text=event.text,
+            token_ids=event.token_ids,
+            logprobs=event.logprobs,
+            lane=event.lane,
+            lane_finish_reason=event.lane_finish_reason,
+            finish_reason=event.finish_reason,
+            stop=event.stop,
+            error=event.error,
+            metrics=event.metrics,
+        )

@@ -66,7 +66,7 @@ def test_a_table_in_a_pipe_is_neither_folded_nor_padded():
     assert pipe.getvalue().splitlines()[1:] == ["x" * 300 + "  [bold]literal[/bold] :smile:", "", "after"]
 
 
-@pytest.mark.parametrize(("columns", "classes"), [("80", 0), ("200", 2)])
+@pytest.mark.parametrize(("columns", "classes"), [("80", 0), ("200", 4)])
 def test_a_narrow_terminal_gets_no_folded_class_names(monkeypatch: pytest.MonkeyPatch, columns: str, classes: int):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
@@ -74,7 +74,7 @@ def test_a_narrow_terminal_gets_no_folded_class_names(monkeypatch: pytest.Monkey
     print_plugins("attention", as_json=False, check=False)
     lines = terminal.getvalue().splitlines()
     assert sum("Attention" in line for line in lines) == classes
-    assert len(lines) == 5  # the header, a row each for naive and sdpa, an empty line and the count
+    assert len(lines) == 7  # the header, a row each for our four, an empty line and the count
 
 
 def test_a_file_is_written_in_utf_8(tmp_path: Path):

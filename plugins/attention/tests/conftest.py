@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +14,13 @@ import torch
 
 from pluglm.kernel.core import Segment
 from pluglm.kernel.interfaces.attention import Attention, AttentionBatch
-from pluglm.kernel.interfaces.component import BuildContext, ComponentConfig
+from pluglm.kernel.interfaces.component import BuildContext
+from pluglm.kernel.interfaces.kernels import KernelLog
 from pluglm.kernel.interfaces.kv import KVLayout
 from pluglm.kernel.interfaces.model import LayerSpec, ModelSpec
 from pluglm.kv.store import TensorKVStore
+
+sys.path.append(str(Path(__file__).parent))  # helper modules of this folder, whose names are unique in the repository
 
 # P: tokens of one sequence, N: query heads, K: kv heads, H: head dim
 
@@ -40,14 +45,14 @@ class AttentionWorld:
         return LayerSpec(index=0, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, scale=scale, **more)
 
     def build(
-        self, kind: type[Any], layer: LayerSpec, dtype: str = "float32", deterministic: bool = False
+        self, kind: type[Any], layer: LayerSpec, dtype: str = "float32", deterministic: bool = False, tools: Any = None
     ) -> Attention:
         spec = ModelSpec(family="llama", hidden_size=64, vocab_size=32, max_position=4096, layers=(layer,))
         # What an attention does not read is left None, so that a new field of the context is no change here.
         fields: dict[str, Any] = dict.fromkeys(field.name for field in dataclasses.fields(BuildContext))
         fields.update(spec=spec, device="cpu", dtype=dtype, deterministic=deterministic)
-        context = BuildContext(**fields)
-        built: Attention = kind(ComponentConfig(), context)
+        fields.update(kernels=KernelLog(), tools=tools)
+        built: Attention = kind(kind.Config(), BuildContext(**fields))
         return built
 
     def tokens(self, layer: LayerSpec, count: int, seed: int, dtype: torch.dtype = torch.float32) -> Tokens:

@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from attention_tools import native_tools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pluglm_attention.flash import FlashAttention
 from pluglm_attention.naive import NaiveAttention
+from pluglm_attention.paged import PagedAttention
 
 LENGTH = 150
 SHAPES = [(9, 3, 64, {}), (4, 4, 20, {}), (7, 1, 33, {"soft_cap": 2.0}), (1, 1, 5, {}), (8, 2, 64, {"window": 50})]
@@ -59,6 +62,32 @@ def test_any_cuts(world: Any, cuts: set[int], block_size: int) -> None:
     edges = [0, *sorted(cuts), LENGTH]
     steps = [[(0, after - before)] for before, after in pairwise(edges)]
     assert torch.equal(world.run(attention, layer, [tokens], steps, block_size)[0], expected)
+
+
+@pytest.mark.parametrize("cls", [FlashAttention, PagedAttention])
+def test_plugins_with_kernels_give_the_bits_of_the_reference(world: Any, cls: type[Any]) -> None:
+    """Where no native kernel runs, deterministic runs have naive's arithmetic."""
+    layer = world.layer(*SHAPES[-1][:3], **SHAPES[-1][3])
+    tokens = world.tokens(layer, LENGTH, 0)
+    expected = world.run(world.build(NaiveAttention, layer, deterministic=True), layer, [tokens], chunks(0, LENGTH), 16)
+    found = world.run(world.build(cls, layer, deterministic=True), layer, [tokens], chunks(0, 11), 7)
+    assert torch.equal(found[0], expected[0])
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_native_kernels_keep_the_bits(world: Any, shape: tuple[Any, ...], num_threads: int) -> None:
+    """Of paged in deterministic runs: over chunks, block sizes and batch mates, on one thread and on two."""
+    layer = world.layer(*shape[:3], **shape[3])
+    tools = [native_tools(1), native_tools(num_threads)]
+    one, many = (world.build(PagedAttention, layer, deterministic=True, tools=each) for each in tools)
+    sequences = [world.tokens(layer, LENGTH, 0), *(world.tokens(layer, 3 + 20 * i, i) for i in range(1, 5))]
+    expected = world.run(one, layer, sequences[:1], [[(0, LENGTH)]], LENGTH, scattered=False)[0]
+    for chunk_size, block_size in ((1, 16), (7, 1), (16, 64), (64, 16), (LENGTH, 5)):
+        assert torch.equal(world.run(many, layer, sequences[:1], chunks(0, chunk_size), block_size)[0], expected)
+    mates = [(i, len(sequences[i])) for i in range(1, 5)]
+    mixed = [[*mates[:2], (0, 140), *mates[2:]], *[[(0, 1)]] * 10]
+    assert torch.equal(world.run(many, layer, sequences, mixed, 16)[0], expected)
 
 
 def test_the_promise_is_declared() -> None:

@@ -10,6 +10,8 @@ import torch
 from pluglm.assembly.checked_attention import CheckedAttention
 from pluglm.assembly.hook_calls import HookCaller
 from pluglm.assembly.locating import locate
+from pluglm.assembly.memory_plan import MemoryPlan, PlanShown, unseen
+from pluglm.assembly.memory_planning import MemoryPlanner, PlannedModel, most_drafts
 from pluglm.assembly.namespace import KVIdentity
 from pluglm.assembly.registry import list_entries, load
 from pluglm.assembly.resolving import ResolvedRun, capabilities_of
@@ -22,9 +24,10 @@ from pluglm.kernel.interfaces.backend import Backend, BackendContext
 from pluglm.kernel.interfaces.checkpoint import Checkpoint
 from pluglm.kernel.interfaces.component import BuildContext, ComponentConfig
 from pluglm.kernel.interfaces.kernels import KernelLog, KernelReport, ToolOwner
-from pluglm.kernel.interfaces.kv import PrefixCache
+from pluglm.kernel.interfaces.kv import KVLayout, PrefixCache
 from pluglm.kernel.interfaces.kv_tier import PERSISTENT
 from pluglm.kernel.interfaces.model import LinearFactory, Model, ModelSpec
+from pluglm.kernel.interfaces.quantizer import Quantizer
 from pluglm.kernel.interfaces.services import Progress, Runner, Services, TokenizerView
 from pluglm.kernel.parts import Limits, Parts, Tiers
 from pluglm.kernel.planner import PolicyScheduler
@@ -35,9 +38,12 @@ from pluglm.kv.tiering import KVTiers
 KV_SHARE = 4  # the KV cache takes at most one part in this many of the free memory, unless the config says more
 
 
-def build(run: ResolvedRun, services: Services, progress: Progress) -> Parts:
-    """The engine's parts. Every component is built before weights are read; nothing is kept when a stage raises."""
-    builder = _Builder(run, services, progress)
+def build(run: ResolvedRun, services: Services, progress: Progress, planned: PlanShown = unseen) -> Parts:
+    """The engine's parts. Every component is built before weights are read; nothing is kept when a stage raises.
+
+    planned: shown the memory plan of the model before its weights are read, where there is one.
+    """
+    builder = _Builder(run, services, progress, planned)
     try:
         return builder.build()
     except BaseException:
@@ -46,8 +52,8 @@ def build(run: ResolvedRun, services: Services, progress: Progress) -> Parts:
 
 
 class _Builder:
-    def __init__(self, run: ResolvedRun, services: Services, progress: Progress) -> None:
-        self._run, self._services, self._progress = run, services, progress
+    def __init__(self, run: ResolvedRun, services: Services, progress: Progress, planned: PlanShown) -> None:
+        self._run, self._services, self._progress, self._planned = run, services, progress, planned
         self._slots, self._config = run.slots, run.config
         self.guard = Guard(run.config.engine.plugin_timeout_s)
         self._names = {slot: f"{slot} '{part.entry.name}'" for slot, part in self._slots.items()}
@@ -55,7 +61,10 @@ class _Builder:
     def build(self) -> Parts:
         hooks = HookCaller({name: hook.build() for name, hook in self._run.hooks.items()}, self.guard)
         backend = self._backend()
-        make_linear = self._make_linear(backend)
+        quantizer = self._quantizer(backend)
+        make_linear: LinearFactory | None = None if quantizer is None else quantizer.make_linear
+        drafters = [part for slot, part in self._slots.items() if slot == "drafter"]
+        self._memory = MemoryPlanner(backend, most_drafts(drafters))
         checkpoint = self._open(self._config.model.path, self._config.model.revision)
         try:
             family = self._family(checkpoint, self._config.model.family)
@@ -65,6 +74,8 @@ class _Builder:
             slots = ("attention", "kv", "scheduler", "sampler", "grammar", "drafter", "search")
             built = {slot: self._slots[slot].build(context) for slot in slots if slot in self._slots}
             tiers = self._tiers(context)
+            if (plan := self._plan(family, checkpoint, context, built["kv"], quantizer)) is not None:
+                self._planned(plan)
             runner = self._runner(backend, family, checkpoint, built, make_linear)
         finally:
             checkpoint.close()
@@ -126,12 +137,12 @@ class _Builder:
         )
         return cast(Backend, part.build(context))
 
-    def _make_linear(self, backend: Backend) -> LinearFactory | None:
-        """The quantizer's factory; None leaves the backend its own plain layers."""
+    def _quantizer(self, backend: Backend) -> Quantizer | None:
+        """None leaves the backend its own plain layers."""
         part = self._slots.get("quantizer")
         if part is None:
             return None
-        return cast(LinearFactory, part.build(backend.device, getattr(torch, self._config.model.dtype)).make_linear)
+        return cast(Quantizer, part.build(backend.device, getattr(torch, self._config.model.dtype)))
 
     def _open(self, model: str, revision: str | None) -> Checkpoint:
         return self._services.open_checkpoint(self._services.resolve_model(model, revision, self._progress))
@@ -188,6 +199,17 @@ class _Builder:
         kv: Any = Watched(built["kv"], self.guard, self._names["kv"])
         return ModelRunner(backend, model, Watched(attention, self.guard, self._names["attention"]), kv, store)
 
+    def _plan(
+        self, family: type[Model], checkpoint: Checkpoint, context: BuildContext, kv: Any, quantizer: Quantizer | None
+    ) -> MemoryPlan | None:
+        """What this model will take, None where that is not known. ConfigError when it does not fit."""
+        layout: KVLayout = kv.layout
+        model = PlannedModel(family=family, checkpoint=checkpoint, context=context, layout=layout, quantizer=quantizer)
+        plan = self._memory.plan(model)
+        if plan is not None:
+            plan.require_fit(f"{self._config.source}: {checkpoint.path}")
+        return plan
+
     def _second_runner(self, backend: Backend, model: str) -> tuple[Runner, TokenizerView]:
         """Another checkpoint on the same backend, with attention and KV of the same classes but of its own."""
         checkpoint = self._open(model, None)
@@ -198,6 +220,7 @@ class _Builder:
             limit = min(spec.max_position, self._config.model.max_model_len or spec.max_position)
             context = self._context(spec, backend, checkpoint, limit)
             built = {slot: self._slots[slot].build(context) for slot in ("attention", "kv")}
+            self._plan(family, checkpoint, context, built["kv"], None)
             return self._runner(backend, family, checkpoint, built, None), context.tokenizer
         finally:
             checkpoint.close()

@@ -7,11 +7,14 @@ import time
 import torch
 
 from pluglm.backends.execute import execute_batch, inputs_on
+from pluglm.backends.heap import giving_back
+from pluglm.backends.linear import PackedLinear
 from pluglm.backends.threads import thread_count
 from pluglm.kernel.core import ModelInput
 from pluglm.kernel.interfaces.attention import Attention
 from pluglm.kernel.interfaces.backend import Backend
 from pluglm.kernel.interfaces.checkpoint import Checkpoint
+from pluglm.kernel.interfaces.footprint import Footprint, WeightKind
 from pluglm.kernel.interfaces.kv import KVLayout, KVStore
 from pluglm.kernel.interfaces.model import Fuser, LinearFactory, Model, ModelContext, ModelSpec, RowMap
 from pluglm.kernel.interfaces.services import Progress
@@ -52,11 +55,17 @@ class TorchBackend(Backend):
             dtype=self._dtype,
             make_linear=make_linear or self._make_linear,
             map_rows=self._map_rows,
-            progress=progress,
+            progress=giving_back(progress) if self.device == "cpu" else progress,
             fuser=self._fuser,
         )
         with thread_count(self._num_threads):
             return family.load(checkpoint, context)
+
+    def weight_footprint(self, num_bytes: int, kind: WeightKind, num_parts: int) -> Footprint:
+        if self._fuser is not None:
+            return Footprint(self._fuser.placed_bytes(num_bytes), num_bytes if num_parts == 1 else 0)
+        is_packed = kind == "linear" and self._make_linear is PackedLinear
+        return Footprint(num_bytes, num_bytes if is_packed else 0)
 
     def allocate_kv(self, layout: KVLayout, spec: ModelSpec) -> KVStore:
         return TensorKVStore(layout, spec, self.device, self._dtype)

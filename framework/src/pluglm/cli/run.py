@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pluglm.assembly.memory_plan import MemoryPlan
 from pluglm.cli import exits
 from pluglm.cli.config_loading import load_config
 from pluglm.cli.jobs import BadLinesError, Job, read_jobs, single_job
 from pluglm.cli.output import Output
+from pluglm.cli.plan_tables import memory_table
 from pluglm.cli.results import result_json
 from pluglm.cli.summary import print_summary
-from pluglm.cli.terminal import progress_bars
+from pluglm.cli.terminal import Bars, print_on, progress_bars
 from pluglm.cli.warnings import warnings_on
 from pluglm.engine import Engine
 from pluglm.kernel.errors import ConfigError
@@ -52,14 +54,21 @@ def run_prompts(options: RunOptions) -> int:
         raise ConfigError("sampling.logprobs shows only in JSON; add --json, or --set sampling.logprobs=null")
     with warnings_on(sys.stderr, options.debug):
         with progress_bars(sys.stderr, options.quiet) as progress:
-            engine = Engine(config, progress=progress)
+            engine = Engine(config, progress=progress, planned=lambda plan: _show_plan(plan, progress, options))
         with engine:
             jobs = [_templated(job, engine, options.raw) for job in jobs]
             with target:
                 results = [_text(engine, jobs[0], target)] if streams else _batch(engine, jobs, target, options)
             if not options.quiet:
-                print_summary(engine.run, results, sys.stderr)
+                print_summary(engine, results, sys.stderr)
     return _verdict(jobs, results)
+
+
+def _show_plan(plan: MemoryPlan, bars: Bars, options: RunOptions) -> None:
+    if not options.quiet:
+        with bars.hidden():
+            print_on(sys.stderr, memory_table(plan))
+            sys.stderr.write("\n")
 
 
 def _jobs(options: RunOptions, sampling: SamplingParams) -> list[Job]:

@@ -1,4 +1,4 @@
-"""What a run used and how fast it was, as two tables. Knows times and counts, not how they came about."""
+"""What a run used and how fast it was, as tables. Knows times and counts, not how they came about."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from pluglm.assembly.resolving import capabilities_of
+from pluglm.cli.plan_tables import kernels_table, threads_note
 from pluglm.cli.terminal import new_table, print_on
 from pluglm.kernel.interfaces.component import ATTENTION_UNUSED
 from pluglm.kernel.interfaces.kv import PrefixCache
@@ -17,17 +18,20 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from pluglm.assembly.resolving import Resolved, ResolvedRun
+    from pluglm.engine import Engine
     from pluglm.kernel.core import RequestMetrics
     from pluglm.outputs import RequestOutput
 
 RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes of ru_maxrss' unit, see getrusage(2)
 
 
-def print_summary(run: ResolvedRun, results: Sequence[RequestOutput], stream: TextIO) -> None:
-    """Both tables, after an empty line that keeps them apart from streamed text."""
+def print_summary(engine: Engine, results: Sequence[RequestOutput], stream: TextIO) -> None:
+    """The tables, after an empty line that keeps them apart from streamed text."""
     stream.write("\n")
-    notes = _notes(run)
-    print_on(stream, components_table(run), *(["\n".join(notes)] if notes else []), numbers_table(run, results))
+    run = engine.run
+    notes = "\n".join([*_notes(run), *filter(None, [threads_note(engine)])])
+    parts = (components_table(run), notes, kernels_table(engine), numbers_table(run, results))
+    print_on(stream, *(part for part in parts if part))
 
 
 def components_table(run: ResolvedRun) -> Table:

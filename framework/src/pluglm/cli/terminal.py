@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
-
-if TYPE_CHECKING:
-    from pluglm.kernel.interfaces import services
 
 UNWRAPPED = 4096  # columns when nobody looks: tables in files and pipes are never folded
 
@@ -48,19 +45,35 @@ def new_table(title: str | None, *columns: str) -> Table:
     return table
 
 
+class Bars:
+    """A callback (what, done, total) that draws one bar per `what`, or nothing without a Progress."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self._progress, self._tasks = progress, dict[str, TaskID]()
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        if self._progress is None:
+            return
+        if what not in self._tasks:
+            self._tasks[what] = self._progress.add_task(what, total=total)
+        self._progress.update(self._tasks[what], completed=done, total=total)
+
+    @contextmanager
+    def hidden(self) -> Iterator[None]:
+        """The bars are away, so that the stream can be written to."""
+        if self._progress is not None:
+            self._progress.stop()
+        yield
+        if self._progress is not None:
+            self._progress.start()
+
+
 @contextmanager
-def progress_bars(stream: TextIO, quiet: bool) -> Iterator[services.Progress]:
-    """A callback (what, done, total) that draws one bar per `what`; the bars are gone afterwards."""
+def progress_bars(stream: TextIO, quiet: bool) -> Iterator[Bars]:
+    """Bars that only a terminal sees, and that are gone afterwards."""
     if quiet or not stream.isatty():
-        yield lambda what, done, total: None
+        yield Bars(None)
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console_on(stream), transient=True) as bars:
-        tasks: dict[str, TaskID] = {}
-
-        def show(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = bars.add_task(what, total=total)
-            bars.update(tasks[what], completed=done, total=total)
-
-        yield show
+    with Progress(*columns, console=console_on(stream), transient=True) as progress:
+        yield Bars(progress)

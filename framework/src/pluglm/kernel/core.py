@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from pluglm.kernel.quick_init import quick_init
+
 if TYPE_CHECKING:
     import torch
 
@@ -110,6 +112,7 @@ class Sequence:
         return self.token_ids[self.num_computed : stop] + self.drafts[: max(0, stop - len(self.token_ids))]
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestView:
     """What a scheduler or policy may know of one sequence. Written by the engine each step, read by schedulers."""
@@ -200,6 +203,7 @@ class Chunk(NamedTuple):
 BlockCopies = tuple[tuple[int, int], ...]  # (source block, target block)
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
     """One sequence's rows in a flat batch. Written by the engine, read by backend and attention.
@@ -260,6 +264,7 @@ class ModelInput:
     groups: tuple[GroupInput, ...] = ()
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRow:
     """Everything that one draw depends on. Written by the engine, read by the sampler and its steps.
@@ -285,6 +290,7 @@ class TokenLogprobs:
     top: Mapping[int, float]
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
     """What happened to one request in one step. Written by the engine, read by callers and hooks.

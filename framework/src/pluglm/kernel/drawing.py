@@ -6,6 +6,7 @@ is what plain sampling with the same seed gives, whatever a drafter proposes.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -78,14 +79,15 @@ class Drawer:
         if logits_RV.shape[1] > self._vocab_size:
             logits_RV[:, self._vocab_size :] = NEG_INF
         unsound = _not_finite(logits_RV, f"{self._names['step']} gave NaN or infinite logits")
-        start = 0
+        is_masked, start = False, 0
         for window in windows:
             stop = start + len(window.drafts) + 1
             if window.sequence.matcher is not None:
                 mask = partial(_mask_window, logits_RV[start:stop], window, window.sequence.matcher)
                 self._attempt("grammar", [window.sequence], mask)
+                is_masked = True
             start = stop
-        broken = _not_finite(logits_RV, "the grammar allows no token here") | unsound
+        broken = _not_finite(logits_RV, "the grammar allows no token here") | unsound if is_masked else unsound
         usable = [row for row, owner in enumerate(owners) if row not in broken and owner.status is Status.RUNNING]
         some_RV = logits_RV if len(usable) == len(rows) else logits_RV[usable]
         sample = partial(self._sample, some_RV, [rows[row] for row in usable])
@@ -105,8 +107,8 @@ class Drawer:
         wrong = [token for token in tokens if not 0 <= token < width]
         if wrong:
             raise ComponentFailure(self._names["sampler"], f"returned token id {wrong[0]}, outside 0..{width - 1}")
-        chosen_R = logits_RV[torch.arange(num_rows), torch.tensor(tokens)]
-        if bool((chosen_R == NEG_INF).any()):
+        chosen_R1 = logits_RV.gather(1, torch.tensor(tokens, device=logits_RV.device).unsqueeze(1))
+        if NEG_INF in chosen_R1.flatten().tolist():
             raise ComponentFailure(self._names["sampler"], "drew a token of probability zero")
         return tokens
 
@@ -131,8 +133,7 @@ class Drawer:
 
 def _not_finite(logits_RV: torch.Tensor, reason: str) -> dict[int, str]:
     """Rows that nothing can be drawn from."""
-    finite_R = torch.isfinite(logits_RV.amax(dim=-1)).tolist()
-    return {row: reason for row, finite in enumerate(finite_R) if not finite}
+    return {row: reason for row, best in enumerate(logits_RV.amax(dim=-1).tolist()) if not math.isfinite(best)}
 
 
 @torch.inference_mode()

@@ -268,7 +268,6 @@ class EngineCore:
 
     def _emit(self, sequence: Sequence, result: Drawn) -> None:
         """Append the drawn tokens one by one up to the first that ends the lane, and tell the caller."""
-        now = self.now()
         stream, text, taken = self._streams[sequence.sequence_id], "", 0
         reason: FinishReason | None = None
         stop: str | int | None = None
@@ -287,7 +286,8 @@ class EngineCore:
                 break
         # a stop inside accepted drafts leaves KV behind it that belongs to no text
         sequence.num_computed = sequence.num_sound = min(sequence.num_computed, len(sequence.token_ids))
-        sequence.first_token_s = now if sequence.first_token_s is None else sequence.first_token_s
+        if sequence.first_token_s is None:
+            sequence.first_token_s = self.now()
         sequence.num_accepted += min(result.num_accepted, taken)
         tokens, logprobs = tuple(result.token_ids[:taken]), tuple(result.logprobs[:taken])
         if reason is None:

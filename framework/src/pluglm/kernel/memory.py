@@ -94,6 +94,8 @@ class Memory:
     def held_tokens(self, sequence_id: int) -> int:
         """Tokens that a sequence's committed KV has room for."""
         try:
+            if not self._groups:
+                return len(self.kv.block_table(sequence_id)) * self._block_size
             tables = self._group_tables(sequence_id)
         except KeyError:
             return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
+import numpy as np
 import torch
 
 from pluglm.kernel.core import BlockCopies, Chunk, GroupInput, ModelInput, Segment
@@ -40,13 +41,12 @@ class ModelRunner:
             segments.append(segment)
             tokens.extend(chunk.token_ids)
             rows.extend(range(len(tokens) - (1 if num_rows is None else num_rows[index]), len(tokens)))
-        positions = [p for one in segments for p in range(one.num_context, one.num_keys)]
         slots_T = torch.empty(0, dtype=torch.int64) if has_groups else _slots(segments, block_size)
         return ModelInput(
-            token_ids_T=torch.tensor(tokens, dtype=torch.int64),
-            positions_T=torch.tensor(positions, dtype=torch.int64),
+            token_ids_T=_indices(tokens),
+            positions_T=_indices([p for one in segments for p in range(one.num_context, one.num_keys)]),
             slots_T=slots_T,
-            logit_rows_R=torch.tensor(rows, dtype=torch.int64),
+            logit_rows_R=_indices(rows),
             segments=tuple(segments),
             block_size=block_size,
             copies=copies,
@@ -69,8 +69,12 @@ class ModelRunner:
 
 def _slots(segments: Sequence[Segment], block_size: int) -> torch.Tensor:
     """slots_T of the new tokens."""
-    slots = [slot for one in segments for slot in one.slots(block_size, one.num_context)]
-    return torch.tensor(slots, dtype=torch.int64)
+    return _indices([slot for one in segments for slot in one.slots(block_size, one.num_context)])
+
+
+def _indices(values: list[int]) -> torch.Tensor:
+    """int64, by way of numpy, which reads a list in a third of the time that torch takes."""
+    return torch.from_numpy(np.array(values, dtype=np.int64))
 
 
 def _behind(segment: Segment, group: KVGroup, table: GroupTable) -> Segment:

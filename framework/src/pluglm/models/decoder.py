@@ -6,23 +6,25 @@ All arithmetic on rows happens in functions given to `map_rows`; that is what le
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch.nn.functional import embedding
 
 from pluglm.models.config_reader import ConfigReader
+from pluglm.models.footprint import planned_weights, step_bytes
 from pluglm.models.layer import DecoderLayer
 from pluglm.models.loading import TensorLoader
 from pluglm.models.norms import row_norm, wide_weight
 from pluglm.models.rope import DynamicRotary, make_rotary, rotary_lengths
 from pluglm.models.settings import DecoderSettings
-from pluglm.models.tensor_plan import FINAL_NORM, NameLayout, factors_tensor, make_plan
+from pluglm.models.tensor_plan import FINAL_NORM, NameLayout, TensorPlan, factors_tensor, make_plan
 
 if TYPE_CHECKING:
     from pluglm.kernel.core import ModelInput
     from pluglm.kernel.interfaces.checkpoint import Checkpoint
+    from pluglm.kernel.interfaces.footprint import PlannedWeight
     from pluglm.kernel.interfaces.model import AttentionCall, ModelContext, ModelSpec
 
 # T: rows of the batch, R: rows with logits, D: hidden size, V: vocabulary, N: query heads, K: kv heads, H: head dim
@@ -70,12 +72,26 @@ class Decoder(ABC):
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, context: ModelContext) -> Self:
+        settings, plan = cls._checked_plan(checkpoint)
+        loader = TensorLoader(checkpoint, context, plan)
+        return cls(settings, loader, context, factors_tensor(settings, checkpoint))
+
+    @classmethod
+    def planned_weights(cls, checkpoint: Checkpoint) -> Sequence[PlannedWeight]:
+        return tuple(planned_weights(cls._checked_plan(checkpoint)[1]))
+
+    @classmethod
+    def step_bytes(cls, config: Mapping[str, Any], *, value_bytes: int, num_tokens: int, num_rows: int) -> int:
+        settings = cls.read_settings(ConfigReader(config, "config.json"))
+        return step_bytes(settings, value_bytes, num_tokens, num_rows)
+
+    @classmethod
+    def _checked_plan(cls, checkpoint: Checkpoint) -> tuple[DecoderSettings, TensorPlan]:
         source = checkpoint.path / "config.json" if checkpoint.path.is_dir() else checkpoint.path
         settings = cls.read_settings(ConfigReader(checkpoint.config, str(source)))
         plan = make_plan(settings, checkpoint, cls.name_layouts)
         plan.check(checkpoint, settings.spec.family, cls.foreign_prefixes)
-        loader = TensorLoader(checkpoint, context, plan)
-        return cls(settings, loader, context, factors_tensor(settings, checkpoint))
+        return settings, plan
 
     def forward(self, inputs: ModelInput, attend: AttentionCall) -> torch.Tensor:
         map_rows = self._map_rows

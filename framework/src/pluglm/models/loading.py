@@ -81,12 +81,18 @@ class TensorLoader:
             return self.tensor(names[0])
         shapes = [self._plan.shapes[name] for name in names]
         rows = [shape[0] for shape in shapes]
-        fused = torch.empty((sum(rows), *shapes[0][1:]), dtype=self._context.dtype, device=self._context.device)
+        fused = self._empty((sum(rows), *shapes[0][1:]))
         start = 0
         for name, num_rows in zip(names, rows, strict=True):
             fused[start : start + num_rows].copy_(self._read(name))
             start += num_rows
         return fused
+
+    def _empty(self, shape: tuple[int, ...]) -> torch.Tensor:
+        """Where the backend reads best, so that what is joined there need not be copied to it."""
+        if self.fuser is not None:
+            return self.fuser.empty(shape, self._context.dtype)
+        return torch.empty(shape, dtype=self._context.dtype, device=self._context.device)
 
     def _read(self, name: str) -> torch.Tensor:
         stored = self._plan.layout.stored(name)

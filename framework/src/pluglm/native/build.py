@@ -78,7 +78,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _compile(compiler: str, level: Level, target: Path) -> None:
-    """All sources side by side, as many at once as there are cores, then linked; the target appears when it is whole."""
+    """All sources side by side, as many at once as there are cores, then linked; the target appears whole."""
     with tempfile.TemporaryDirectory(dir=target.parent) as folder, ThreadPoolExecutor(usable_cores()) as workers:
         sources = sorted(SOURCES.glob("*.cpp"))
         objects = [f"{folder}/{source.stem}.o" for source in sources]

@@ -121,6 +121,8 @@ class StageChain:
         self._stages = stages
 
     def push(self, piece: str) -> list[str]:
+        if len(self._stages) == 1:
+            return self._stages[0].push(piece)
         return self._through([piece], 0)
 
     def flush(self) -> list[str]:

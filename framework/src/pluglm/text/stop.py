@@ -49,6 +49,8 @@ class StopMatcher:
         """Takes the next piece; returns the text that may leave now and the stop string found, if any."""
         if self.matched is not None:
             return "", self.matched
+        if not self._root.next:
+            return text, None
         pending = self._held + text
         for end, character in enumerate(text, start=len(self._held) + 1):
             self._node = _step(self._root, self._node, character)

@@ -11,7 +11,7 @@ import torch
 
 from pluglm.weights.byte_source import ByteSource
 from pluglm.weights.gguf_config import translate_config
-from pluglm.weights.gguf_decode import read_permuted, read_tensor
+from pluglm.weights.gguf_decode import block_bytes, read_permuted, read_tensor
 from pluglm.weights.gguf_header import TensorInfo, read_header
 from pluglm.weights.gguf_metadata import GGUFMetadata
 from pluglm.weights.gguf_names import MODEL_TYPES, added_constant, hugging_face_names, permuted_heads
@@ -69,6 +69,10 @@ class GGUFCheckpoint:
         if heads is not None:
             return read_permuted(self._source, info, dtype, heads)
         return read_tensor(self._source, info, dtype, added=added_constant(self._architecture, gguf_name))
+
+    def read_bytes(self, name: str) -> int:
+        """One block, stored and in float32."""
+        return block_bytes(self._tensors[self._names[name]])
 
     def close(self) -> None:
         self._source.close()

@@ -50,6 +50,13 @@ def read_permuted(source: ByteSource, info: TensorInfo, dtype: torch.dtype, num_
     return out_RC.view(info.shape)
 
 
+def block_bytes(info: TensorInfo) -> int:
+    """What reading holds beside the result: a block of elements as stored, their codes and values in float32."""
+    block, stored = quant_block(info.kind)
+    count = min(_BLOCK_ELEMENTS, math.prod(info.shape))
+    return count // block * stored + 2 * 4 * count
+
+
 def _read_block(source: ByteSource, info: TensorInfo, start: int, stop: int) -> torch.Tensor:
     block, block_bytes = quant_block(info.kind)
     raw = source.read(info.begin + start // block * block_bytes, (stop - start) // block * block_bytes)

@@ -67,6 +67,11 @@ class SafetensorsCheckpoint:
             raise refusal(file, f"tensor {quoted(name)} is {entry.dtype}; only {readable} are read as weights")
         return _read(file, name, entry, dtype)
 
+    def read_bytes(self, name: str) -> int:
+        """The stored tensor, whose mapped pages count for this process until it is converted."""
+        _, entry = self._tensors[name]
+        return entry.end - entry.begin
+
     def close(self) -> None:
         self._closed = True
 

@@ -1,1 +1,1 @@
-"""Attention plugins: naive (the reference) and sdpa."""
+"""Attention plugins: naive (the reference), flash, paged and sdpa."""

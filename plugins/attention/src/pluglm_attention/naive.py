@@ -5,30 +5,22 @@ In deterministic runs it computes the same in tiles of one shape; see pluglm_att
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 
-from pluglm.kernel.core import Segment
 from pluglm.kernel.interfaces.attention import Attention, AttentionBatch
 from pluglm.kernel.interfaces.component import BATCH_INVARIANT, BuildContext, Capabilities, ComponentConfig
 from pluglm.kernel.interfaces.kv import KVStore
 from pluglm.kernel.interfaces.model import LayerSpec
+from pluglm_attention.bounds import ROUNDED_RESULT
 from pluglm_attention.scores import capped, visible
-from pluglm_attention.slots import key_slots
+from pluglm_attention.segment_kernel import SegmentKernel, SegmentPlan
 from pluglm_attention.tiled import tiled_attention
 
 # T: tokens of the flat batch, Q: queries of one segment, S: its keys, N: query heads, K: kv heads, G: query heads of a
 # kv head (N = K * G), H: head dim
-
-
-@dataclass(frozen=True, slots=True)
-class NaivePlan:
-    """slots_T: where new keys and values go; parts: each segment with slots_S of its keys."""
-
-    slots_T: torch.Tensor
-    parts: tuple[tuple[Segment, torch.Tensor], ...]
 
 
 class NaiveAttention(Attention):
@@ -39,18 +31,17 @@ class NaiveAttention(Attention):
 
     interface_version = 1
     Config = ComponentConfig
+    ERROR_BOUNDS: ClassVar[Mapping[str, float]] = ROUNDED_RESULT
 
     def __init__(self, config: ComponentConfig, context: BuildContext) -> None:
-        self._attend = tiled_attention if context.deterministic else plain_attention
+        self._kernel = SegmentKernel(tiled_attention if context.deterministic else plain_attention)
 
     @classmethod
     def capabilities(cls, config: Any) -> Capabilities:
         return Capabilities(provides=frozenset({BATCH_INVARIANT}))
 
-    def plan(self, batch: AttentionBatch) -> NaivePlan:
-        device = batch.slots_T.device
-        parts = tuple((segment, key_slots(segment, batch.block_size, device)) for segment in batch.segments)
-        return NaivePlan(batch.slots_T, parts)
+    def plan(self, batch: AttentionBatch) -> SegmentPlan:
+        return self._kernel.plan(batch)
 
     def run(
         self,
@@ -58,18 +49,10 @@ class NaiveAttention(Attention):
         q_TNH: torch.Tensor,
         k_TKH: torch.Tensor,
         v_TKH: torch.Tensor,
-        plan: NaivePlan,
+        plan: SegmentPlan,
         kv: KVStore,
     ) -> torch.Tensor:
-        keys, values = kv.keys(layer.index), kv.values(layer.index)
-        keys.index_copy_(0, plan.slots_T, k_TKH)
-        values.index_copy_(0, plan.slots_T, v_TKH)
-        out_TNH = torch.empty_like(q_TNH)
-        for segment, slots_S in plan.parts:
-            rows = slice(segment.query_start, segment.query_start + segment.num_query)
-            k_SKH, v_SKH = keys.index_select(0, slots_S), values.index_select(0, slots_S)
-            out_TNH[rows] = self._attend(layer, q_TNH[rows], k_SKH, v_SKH, segment.num_context)
-        return out_TNH
+        return self._kernel.run(layer, q_TNH, k_TKH, v_TKH, plan, kv)
 
 
 def plain_attention(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -13,6 +14,7 @@ from pluglm.kernel.interfaces.attention import Attention, AttentionBatch
 from pluglm.kernel.interfaces.component import DETERMINISTIC, BuildContext, Capabilities, ComponentConfig
 from pluglm.kernel.interfaces.kv import KVStore
 from pluglm.kernel.interfaces.model import LayerSpec
+from pluglm_attention.bounds import ROUNDED_WEIGHTS
 from pluglm_attention.sdpa_plan import DecodePart, KeyRange, Part, SegmentPart, plan_parts
 
 # T: tokens of the flat batch, B: sequences of a decode batch, Q: queries of one segment, S: keys
@@ -38,6 +40,7 @@ class SdpaAttention(Attention):
 
     interface_version = 1
     Config = ComponentConfig
+    ERROR_BOUNDS: ClassVar[Mapping[str, float]] = ROUNDED_WEIGHTS
 
     def __init__(self, config: ComponentConfig, context: BuildContext) -> None:
         if capped := [layer.index for layer in context.spec.layers if layer.soft_cap is not None]:

@@ -55,7 +55,8 @@ def plan_parts(
     """The calls of one layer with this window: decode segments together, the others one by one."""
     decodes = [segment for segment in segments if segment.num_query == 1]
     if len(decodes) < 2 or not _side_by_side(decodes) or _prefers_views(decodes, block_size, window):
-        return tuple(_segment_part(segment, block_size, window, device, dtype) for segment in segments)
+        busy = (segment for segment in segments if segment.num_query > 0)
+        return tuple(_segment_part(segment, block_size, window, device, dtype) for segment in busy)
     others = [segment for segment in segments if segment.num_query > 1]
     rest = [_segment_part(segment, block_size, window, device, dtype) for segment in others]
     return (_decode_part(decodes, block_size, window, device, dtype), *rest)

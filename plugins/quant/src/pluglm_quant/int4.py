@@ -12,6 +12,7 @@ from pydantic import Field
 from torch.nn import functional
 
 from pluglm.kernel.interfaces.component import BATCH_INVARIANT, Capabilities, ComponentConfig
+from pluglm.kernel.interfaces.footprint import Footprint
 from pluglm.kernel.interfaces.model import Linear
 from pluglm.kernel.interfaces.quantizer import Quantizer
 from pluglm_quant.checks import require_finite, require_matrix
@@ -119,6 +120,14 @@ class Int4Quantizer(Quantizer):
         bias_N = None if bias_N is None else bias_N.to(self._device, self._dtype)
         return Int4Linear(self._pack(codes_NP, num_inputs), scale_zero_GN2, bias_N, num_inputs, self._group_size)
 
+    def linear_footprint(self, num_outputs: int, num_inputs: int, weight_bytes: int) -> Footprint:
+        """extra: the weight, its codes a byte each, and what packing them takes: two float32 copies for the kernel."""
+        num_groups = -(-num_inputs // self._group_size)
+        num_codes = num_outputs * num_groups * self._group_size
+        kept = num_codes // 2 + 2 * num_groups * num_outputs * self._dtype.itemsize
+        packing = 8 * num_codes if self._suits_kernel(num_codes == num_outputs * num_inputs) else num_codes // 2
+        return Footprint(kept, weight_bytes + num_codes + packing)
+
     def dequantize(self, linear: Linear) -> torch.Tensor:
         if not isinstance(linear, Int4Linear):
             raise TypeError(f"quantizer 'int4' did not make this layer: {type(linear).__name__}")
@@ -126,10 +135,14 @@ class Int4Quantizer(Quantizer):
 
     def _pack(self, codes_NP: torch.Tensor, num_inputs: int) -> PlainCodes | KernelCodes:
         """The kernel's layout where the kernel is fast (bfloat16 on a CPU) and takes the shape, else the plain one."""
-        fast = codes_NP.device.type == "cpu" and self._dtype == torch.bfloat16
-        if fast and self._group_size in _KERNEL_GROUPS and codes_NP.shape[1] == num_inputs:
+        if self._suits_kernel(codes_NP.shape[1] == num_inputs):
             return KernelCodes.pack(codes_NP) or PlainCodes.pack(codes_NP)
         return PlainCodes.pack(codes_NP)
+
+    def _suits_kernel(self, is_whole: bool) -> bool:
+        """is_whole: the inputs fill their groups."""
+        on_cpu = torch.device(self._device).type == "cpu"
+        return on_cpu and self._dtype == torch.bfloat16 and self._group_size in _KERNEL_GROUPS and is_whole
 
 
 def _quantise(weight_nGg: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 
 from pluglm.kernel.interfaces.component import BATCH_INVARIANT, Capabilities, ComponentConfig
+from pluglm.kernel.interfaces.footprint import Footprint
 from pluglm.kernel.interfaces.model import Linear
 from pluglm.kernel.interfaces.quantizer import Quantizer
 from pluglm_quant.checks import require_finite, require_matrix
-from pluglm_quant.tiles import row_tiles, tiled_linear
+from pluglm_quant.tiles import TILE_N, row_tiles, tiled_linear
 
 # R: rows, N: output features, K: input features, n: output features of one tile
 
@@ -82,6 +83,11 @@ class Int8Quantizer(Quantizer):
             q_NK[start:end] = (weight_nK / scale_n[:, None].float()).round_().clamp_(-127, 127).to(torch.int8)
             scale_N[start:end] = scale_n
         return Int8Linear(q_NK, scale_N, None if bias_N is None else bias_N.to(self._device, self._dtype))
+
+    def linear_footprint(self, num_outputs: int, num_inputs: int, weight_bytes: int) -> Footprint:
+        """extra: the weight, and of one tile its float32 values, their sizes and their quotients."""
+        tile_bytes = 4 * min(num_outputs, TILE_N) * num_inputs
+        return Footprint(num_outputs * (num_inputs + self._dtype.itemsize), weight_bytes + 3 * tile_bytes)
 
     def dequantize(self, linear: Linear) -> torch.Tensor:
         if not isinstance(linear, Int8Linear):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,13 +15,17 @@ from pluglm.kernel.interfaces.component import BuildContext, ComponentConfig
 from pluglm.kernel.interfaces.sampler import LogitsStep, Sampler
 from pluglm.kernel.sampling_params import SamplingParams
 from pluglm_samplers.admission import unsupported
-from pluglm_samplers.drawing import draw, pick_best
+from pluglm_samplers.drawing import draw, pick_best, require_tokens
+from pluglm_samplers.randomness import Coins
 
 # R: rows, V: vocabulary
 
 DEFAULT_STEPS = (
     "repetition_penalty", "frequency_penalty", "presence_penalty", "temperature", "top_k", "top_p", "min_p",
 )  # fmt: skip
+
+
+_MAX_KNOWN = 4096  # params whose active steps are remembered
 
 
 class ChainConfig(ComponentConfig):
@@ -61,6 +65,8 @@ class ChainSampler(Sampler):
         for use in config.steps:
             step_class, step_config = context.resolve_component("logits_step", use.use, use.options)
             self._steps.append(step_class(step_config, context.spec.vocab_size))
+        self._coins = Coins()
+        self._known: dict[int, tuple[SamplingParams, list[bool]]] = {}  # by id, of objects that are kept alive here
         self._parameters = frozenset(name for step in self._steps for name in step.parameters)
 
     @classmethod
@@ -75,33 +81,43 @@ class ChainSampler(Sampler):
 
     def sample(self, logits_RV: torch.Tensor, rows: Sequence[SampleRow]) -> list[int]:
         """See the contract. ComponentFailure names a step that broke its own; ValueError a row left without a token."""
+        is_greedy = [row.params.greedy for row in rows]
+        sampled = [index for index, greedy in enumerate(is_greedy) if not greedy]
         for name, step, active in self._active_rows(rows):
             logits_RV = _apply(name, step, logits_RV, rows, active)
-        greedy = [index for index, row in enumerate(rows) if row.params.greedy]
-        sampled = [index for index, row in enumerate(rows) if not row.params.greedy]
-        ids: dict[int, int] = {}
-        if greedy:
-            ids.update(zip(greedy, pick_best(_select(logits_RV, greedy)).tolist(), strict=True))
-        if sampled:
-            drawn_R = draw(_select(logits_RV, sampled), [rows[index] for index in sampled])
-            ids.update(zip(sampled, drawn_R.tolist(), strict=True))
-        return [ids[index] for index in range(len(rows))]
+        if not sampled:
+            return require_tokens(pick_best(logits_RV))
+        drawn = draw(_select(logits_RV, sampled), [rows[index] for index in sampled], self._coins.uniform)
+        ids = dict(zip(sampled, drawn, strict=True))
+        if greedy := [index for index, one in enumerate(is_greedy) if one]:
+            ids.update(zip(greedy, pick_best(_select(logits_RV, greedy)), strict=True))
+        return require_tokens([ids[index] for index in range(len(rows))])
 
     def _active_rows(self, rows: Sequence[SampleRow]) -> list[tuple[str, LogitsStep, list[int]]]:
         """Steps with at least one active row, in order."""
         plan: list[tuple[str, LogitsStep, list[int]]] = []
-        past_temperature = False
-        for name, step in zip(self._names, self._steps, strict=True):
-            past_temperature = past_temperature or "temperature" in step.parameters
-            sampled_only = past_temperature or step.argmax_invariant
-            active = [
-                index
-                for index, row in enumerate(rows)
-                if not (sampled_only and row.params.greedy) and step.is_active(row.params)
-            ]
+        activity = [self._activity(row.params) for row in rows]
+        for number, (name, step) in enumerate(zip(self._names, self._steps, strict=True)):
+            active = [index for index, is_active in enumerate(activity) if is_active[number]]
             if active:
                 plan.append((name, step, active))
         return plan
+
+    def _activity(self, params: SamplingParams) -> list[bool]:
+        """Whether each step has to run for these params, which are asked about again with every token."""
+        known = self._known.get(id(params))
+        if known is None or known[0] is not params:
+            if len(self._known) >= _MAX_KNOWN:
+                self._known.clear()
+            known = self._known[id(params)] = params, list(self._wanted(params))
+        return known[1]
+
+    def _wanted(self, params: SamplingParams) -> Iterator[bool]:
+        past_temperature = False
+        for step in self._steps:
+            past_temperature = past_temperature or "temperature" in step.parameters
+            is_skipped = params.greedy and (past_temperature or step.argmax_invariant)
+            yield not is_skipped and step.is_active(params)
 
 
 def _apply(

@@ -12,6 +12,7 @@ from pluglm.kernel.interfaces.component import ComponentConfig
 from pluglm.kernel.interfaces.sampler import LogitsStep
 from pluglm.kernel.sampling_params import SamplingParams
 from pluglm_samplers.columns import column
+from pluglm_samplers.ranking import drop_below
 
 # R: rows, V: vocabulary
 
@@ -32,5 +33,4 @@ class MinP(LogitsStep):
 
     def apply(self, logits_RV: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
         gap_R1 = column((math.log(row.params.min_p) for row in rows), logits_RV.device)
-        floor_R1 = logits_RV.amax(-1, keepdim=True) + gap_R1
-        return logits_RV.masked_fill_(logits_RV < floor_R1, -torch.inf)
+        return drop_below(logits_RV, logits_RV.amax(-1, keepdim=True) + gap_R1)

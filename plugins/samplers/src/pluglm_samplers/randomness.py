@@ -5,11 +5,14 @@ Generator: Philox4x64-10 (Salmon et al., "Parallel random numbers: as easy as 1,
 
 from __future__ import annotations
 
+from array import array
 from enum import IntEnum
+from functools import lru_cache
 
 import numpy as np
 
 _COUNTERS = 2**256
+_RUN = 64  # positions, a power of two: making a generator takes as long as a hundred blocks of it
 
 
 class Purpose(IntEnum):
@@ -38,3 +41,25 @@ def uniform(seed: int, lane: int, position: int, purpose: Purpose = Purpose.DRAW
     """
     word = philox_block((seed, lane), (int(purpose) << 64) | position)[0]
     return ((word >> 12) + 0.5) * 2.0**-52
+
+
+class Coins:
+    """`uniform` for the positions of many outputs, one after another. Thread-safe: it remembers, and has no state.
+
+    num_runs: how many runs of 64 positions, half a kilobyte each, are remembered; the one used longest ago goes first.
+    """
+
+    def __init__(self, num_runs: int = 4096) -> None:
+        self._run = lru_cache(num_runs)(_run)
+
+    def uniform(self, seed: int, lane: int, position: int, purpose: Purpose = Purpose.DRAW) -> float:
+        index = position % _RUN
+        return self._run(seed, lane, position - index, purpose)[index]
+
+
+def _run(seed: int, lane: int, first: int, purpose: Purpose) -> array[float]:
+    """`uniform` at _RUN positions from `first` on, a multiple of it: their counters follow each other."""
+    counter = ((int(purpose) << 64) | first) - 1
+    generator = np.random.Philox(key=np.array((seed, lane), dtype=np.uint64), counter=counter % _COUNTERS)
+    words = generator.random_raw(4 * _RUN)[::4]
+    return array("d", ((words >> np.uint64(12)) + 0.5) * 2.0**-52)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from pluglm.kernel.core import SampleRow
 from pluglm.kernel.interfaces.component import ComponentConfig
 from pluglm.kernel.interfaces.sampler import LogitsStep
 from pluglm.kernel.sampling_params import SamplingParams
-from pluglm_samplers.ranking import keep_best
+from pluglm_samplers.ranking import is_best_by_row, keep_best, keep_first_ties, sort_best
 
-# R: rows, V: vocabulary, H: the most likely tokens that are looked at first
-
-_HEAD = 1024  # nuclei are small: a full sort of the vocabulary is needed only when these do not hold the mass
+# R: rows, V: vocabulary, C: the tokens that may belong to a nucleus
 
 
 class TopP(LogitsStep):
@@ -35,18 +34,42 @@ class TopP(LogitsStep):
         return params.top_p < 1.0
 
     def apply(self, logits_RV: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
-        top_p = [row.params.top_p for row in rows]
+        probs_RV, top_p = logits_RV.softmax(-1), [row.params.top_p for row in rows]
+        if is_best_by_row(probs_RV):
+            for row, p in enumerate(top_p):
+                keep_nucleus(logits_RV[row], probs_RV[row], p)
+            return logits_RV
+        # cumsum, never sum: torch splits the sum of a single row among threads, so its bits would depend on R.
+        total_R1 = probs_RV.cumsum(-1, dtype=torch.float64)[:, -1:]
         top_p_R1 = torch.tensor(top_p, dtype=torch.float64, device=logits_RV.device).unsqueeze(1)
-        return keep_best(logits_RV, nucleus_sizes(logits_RV.softmax(-1), top_p_R1))
+        return keep_best(logits_RV, nucleus_sizes(probs_RV, top_p_R1 * total_R1))
 
 
-def nucleus_sizes(probs_RV: torch.Tensor, top_p_R1: torch.Tensor) -> torch.Tensor:
-    """Tokens in the smallest prefix with mass >= p, int64 [R], at least 1."""
-    # cumsum, never sum: torch splits the sum of a single row among threads, so its bits would depend on R.
-    mass_R1 = top_p_R1 * probs_RV.cumsum(-1, dtype=torch.float64)[:, -1:]
-    for head in (min(_HEAD, probs_RV.shape[1]), probs_RV.shape[1]):
-        running_RH = torch.topk(probs_RV, head, dim=-1).values.cumsum(-1, dtype=torch.float64)
-        short_RH = running_RH < mass_R1
-        if not bool(short_RH[:, -1].any()):
-            break
-    return (short_RH.sum(-1) + 1).clamp_(max=probs_RV.shape[1])
+def nucleus_sizes(probs_RV: torch.Tensor, mass_R1: torch.Tensor) -> torch.Tensor:
+    """Tokens in the smallest prefix of the ranking with at least that mass (float64), int64 [R], at least 1."""
+    running_RV = sort_best(probs_RV, probs_RV.shape[1]).cumsum(-1, dtype=torch.float64)
+    return ((running_RV < mass_R1).sum(-1) + 1).clamp_(max=probs_RV.shape[1])
+
+
+def keep_nucleus(logits_V: torch.Tensor, probs_V: torch.Tensor, top_p: float) -> None:
+    """keep_best of one row's nucleus, to the bit, on the host. Sorts only the tokens that may belong to it.
+
+    Tokens with less than (1 - p) * total / 2V each have at most half of the mass that may be dropped, all together. So
+    no nucleus reaches them, nor do ties with its last token.
+    """
+    probs, logits = probs_V.numpy(), logits_V.numpy()
+    total = float(probs_V.cumsum(-1, dtype=torch.float64)[-1])
+    ids_C = (probs >= (1 - top_p) * total / (2 * len(probs))).nonzero()[0]
+    if not len(ids_C):
+        return  # NaN, which is found by whoever draws
+    running_C = np.sort(probs[ids_C])[::-1].cumsum(dtype=np.float64)
+    count = min(int(running_C.searchsorted(top_p * total)) + 1, len(ids_C))
+    logits_C = logits[ids_C]
+    best_C = np.sort(logits_C)[::-1]
+    if count < len(ids_C) and best_C[count] == best_C[count - 1]:
+        last_11 = torch.full((1, 1), float(best_C[count - 1]))
+        keep_first_ties(logits_V.unsqueeze(0), torch.full((1, 1), count), last_11)
+        return
+    is_kept_C = logits_C >= best_C[count - 1]
+    logits.fill(-np.inf)
+    logits[ids_C[is_kept_C]] = logits_C[is_kept_C]

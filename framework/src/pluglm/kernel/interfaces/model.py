@@ -138,6 +138,14 @@ class Fuser(Protocol):
         """The same values in memory that the backend reads best; it may be the tensor itself."""
         ...
 
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Such memory with nothing in it yet; `placed` leaves it where it is."""
+        ...
+
+    def placed_bytes(self, num_bytes: int) -> int:
+        """What a tensor of num_bytes takes there."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelContext:

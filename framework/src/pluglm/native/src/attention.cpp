@@ -65,7 +65,9 @@ class Run {
     pool.run(plan_.num_threads, [&](int index) {
       Pieces pieces(memory + index * worker_bytes);
       Worker<T> worker(geometry_, pieces);
-      for (size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < plan_.items.size();) work(plan_.items[i], worker);
+      const size_t num_items = plan_.items.size(), step = plan_.items_at_once;
+      for (size_t i; (i = next.fetch_add(step, std::memory_order_relaxed)) < num_items;)
+        for (size_t k = i; k < std::min(num_items, i + step); k++) work(plan_.items[k], worker);
     });
   }
 

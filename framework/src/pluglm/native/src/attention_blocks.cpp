@@ -32,6 +32,17 @@ void add_blocks(const Shape& shape, int segment, std::vector<Block>& blocks) {
   }
 }
 
+// Items of the blocks index .. + num_kv_heads, which differ in the kv head alone: its keys lie between those of the other
+// heads, so one thread had best come by for all of them while it has their pages at hand.
+void add_items(BlockPlan& plan, const Shape& shape, int index, bool is_split) {
+  const int num_spans = plan.blocks[index].num_spans;
+  for (int span = 0; span < (is_split ? num_spans : 1); span++)
+    for (int head = 0; head < shape.num_kv_heads; head++) plan.items.push_back({index + head, is_split ? span : -1});
+  if (!is_split) return;
+  for (int head = 0; head < shape.num_kv_heads; head++, plan.num_partials += num_spans)
+    plan.blocks[index + head].partials = plan.num_partials;
+}
+
 }  // namespace
 
 BlockPlan plan_blocks(const Shape& shape, int num_threads) {
@@ -43,17 +54,14 @@ BlockPlan plan_blocks(const Shape& shape, int num_threads) {
     plan.most_rows = std::max(plan.most_rows, block.num_query * shape.group);
   }
   plan.num_threads = total < LEAST_SHARED ? 1 : num_threads;
-  for (int index = int(plan.blocks.size()) - 1; index >= 0; index--) {  // later blocks of a segment see more keys
-    Block& block = plan.blocks[index];
+  for (int index = int(plan.blocks.size()) - shape.num_kv_heads; index >= 0; index -= shape.num_kv_heads) {
+    const Block& block = plan.blocks[index];
     const bool is_long = cost(block, shape.group) * PARTS_PER_THREAD * plan.num_threads > total;
-    if (plan.num_threads == 1 || block.num_spans == 1 || !is_long) {
-      plan.items.push_back({index, -1});
-      continue;
-    }
-    block.partials = plan.num_partials;
-    plan.num_partials += block.num_spans;
-    for (int span = 0; span < block.num_spans; span++) plan.items.push_back({index, span});
+    const bool pays = block.num_query * shape.group <= GROUP_ROWS || (is_long && plan.num_threads > 1);
+    add_items(plan, shape, index, block.num_spans > 1 && pays);
   }
+  const bool by_heads = int64_t(plan.items.size()) >= PARTS_PER_THREAD * plan.num_threads * shape.num_kv_heads;
+  plan.items_at_once = by_heads ? shape.num_kv_heads : 1;
   return plan;
 }
 

@@ -7,6 +7,7 @@
 namespace pluglm {
 
 constexpr int SPAN = 512;      // keys whose scores are in memory at once; a softmax each, merged in order
+constexpr int GROUP_ROWS = 32;  // rows whose scores are in memory at once
 constexpr int KEY_TILE = 64;   // spans begin at multiples of it
 constexpr int MOST_ROWS = 384;  // of a block; more reuse of packed keys, until the rows leave the second cache
 
@@ -40,7 +41,8 @@ struct Item {
 
 struct BlockPlan {
   std::vector<Block> blocks;
-  std::vector<Item> items;  // the long ones first
+  std::vector<Item> items;  // those of later blocks first, which see more keys
+  int items_at_once = 1;    // that a thread had best take
   int most_rows = 0;
   int64_t num_partials = 0;
   int num_threads = 1;  // of those there are, how many are worth waking

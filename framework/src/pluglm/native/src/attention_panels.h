@@ -42,15 +42,26 @@ struct Panels {
   int width(int column) const { return std::min(PANEL, columns - column / PANEL * PANEL); }
 };
 
-// Rows of one head in the store: row(i) is at slots[i].
+constexpr int AHEAD = 32;  // rows
+
+// Rows of one head in the store: row(i) is at slots[i]. known: slots there are, also behind the `count` rows.
 template <typename T>
 struct Rows {
   const T* head;
   int64_t stride;
   const int32_t* slots;
-  int count, head_dim;
+  int count, head_dim, known;
 
   const T* row(int i) const { return head + slots[i] * stride; }
+
+  Rows part(int i, int num) const { return {head, stride, slots + i, std::min(num, count - i), head_dim, known - i}; }
+
+  // Asks for `num` rows from row i on.
+  void fetch(int i, int num) const {
+    const int bytes = head_dim * sizeof(T);
+    for (num = std::min(num, known - i); num > 0; i++, num--)
+      for (int byte = 0; byte < bytes; byte += 64) prefetch((const char*)row(i) + byte);
+  }
 };
 
 // LANES units that begin at value `first` of a row, zeros behind its end.
@@ -91,6 +102,7 @@ template <typename Unit, typename T>
 void pack_keys(const Rows<T>& keys, const Panels<Unit>& panels) {
   for (int key = 0; key < keys.count; key += LANES) {
     const T* rows[LANES];
+    keys.fetch(key + AHEAD, LANES);
     for (int i = 0; i < LANES; i++) rows[i] = keys.row(std::min(key + i, keys.count - 1));
     for (int unit = 0; unit < panels.depth; unit += LANES) {
       vec block[LANES];
@@ -118,16 +130,22 @@ void pack_values(const Rows<T>& values, const Panels<float>& panels) {
 // A row for every two keys, zeros up to `depth` rows. Interleaving works within 128 bits, so that columns change places
 // in each 32 of them; natural_columns puts them back.
 inline void pack_values(const Rows<bf16>& values, const Panels<Pair>& panels) {
-  const __m512i zero = _mm512_setzero_si512();
-  for (int pair = 0; pair < panels.depth; pair++) {
-    const bool has_first = 2 * pair < values.count, has_second = 2 * pair + 1 < values.count;
-    const bf16* first = values.row(has_first ? 2 * pair : 0);
-    const bf16* second = values.row(has_second ? 2 * pair + 1 : 0);
-    for (int column = 0; column < panels.columns; column += 32) {
-      const __m512i a = has_first ? (__m512i)load_units<Pair>(first, column, values.head_dim) : zero;
-      const __m512i b = has_second ? (__m512i)load_units<Pair>(second, column, values.head_dim) : zero;
-      _mm512_storeu_si512(panels.row(column, pair), _mm512_unpacklo_epi16(a, b));
-      _mm512_storeu_si512(panels.row(column + 16, pair), _mm512_unpackhi_epi16(a, b));
+  auto interleave = [&](int pair, __m512i a, __m512i b, int column) __attribute__((always_inline)) {
+    Pair* to = panels.row(column, pair);
+    _mm512_storeu_si512(to, _mm512_unpacklo_epi16(a, b));
+    _mm512_storeu_si512(to + 16, _mm512_unpackhi_epi16(a, b));
+  };
+  auto load_row = [&](const bf16* row, int column) { return (__m512i)load_units<Pair>(row, column, values.head_dim); };
+  const int whole = values.count / 2;
+  for (int column = 0; column < panels.columns; column += 32) {
+    for (int pair = 0; pair < whole; pair++) {
+      if (column == 0) values.fetch(2 * pair + AHEAD, 2);
+      interleave(pair, load_row(values.row(2 * pair), column), load_row(values.row(2 * pair + 1), column), column);
+    }
+    for (int pair = whole; pair < panels.depth; pair++) {
+      const bool has_first = 2 * pair < values.count;
+      const __m512i zero = _mm512_setzero_si512();
+      interleave(pair, has_first ? load_row(values.row(2 * pair), column) : zero, zero, column);
     }
   }
 }

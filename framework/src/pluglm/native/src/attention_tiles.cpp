@@ -17,38 +17,91 @@ struct alignas(64) TileConfig {
 };
 constinit const TileConfig CONFIG;
 
-// 16 rows x COUNT * 16 columns: the sums stay in tiles 0 to 3, each tile of `left` serves all of them.
+// Where a block of a product reads and writes.
+struct Place {
+  const Pair *left, *right;
+  float* out;
+  int64_t left_bytes, right_bytes, out_bytes;
+
+  Place(const Product<Pair>& job, int column)
+      : left(job.left + job.k_begin),
+        right(job.right.row(column, job.k_begin)),
+        out(job.out + column),
+        left_bytes(job.left_stride * sizeof(Pair)),
+        right_bytes(job.right.width(column) * sizeof(Pair)),
+        out_bytes(job.out_stride * sizeof(float)) {}
+};
+
+// 16 rows x COUNT * 16 columns, the sums in tiles 0 to 3.
 template <int COUNT>
-void tiles_block(const Product<Pair>& job, int column) {
-  const int64_t left_bytes = job.left_stride * sizeof(Pair), right_bytes = job.right.width(column) * sizeof(Pair);
-  const int64_t out_bytes = job.out_stride * sizeof(float);
-  _tile_zero(0);
-  if (COUNT > 1) _tile_zero(1);
-  if (COUNT > 2) _tile_zero(2);
-  if (COUNT > 3) _tile_zero(3);
-  for (int k = job.k_begin; k < job.k_end; k += TILE_UNITS) {
-    const Pair* right = job.right.row(column, k);
-    _tile_loadd(4, job.left + k, left_bytes);
-    _tile_loadd(5, right, right_bytes);
+void one_row_of_tiles(Place at, int units, bool goes_on) {
+  if (goes_on) {
+    _tile_loadd(0, at.out, at.out_bytes);
+    if (COUNT > 1) _tile_loadd(1, at.out + 16, at.out_bytes);
+    if (COUNT > 2) _tile_loadd(2, at.out + 32, at.out_bytes);
+    if (COUNT > 3) _tile_loadd(3, at.out + 48, at.out_bytes);
+  } else {
+    _tile_zero(0);
+    if (COUNT > 1) _tile_zero(1);
+    if (COUNT > 2) _tile_zero(2);
+    if (COUNT > 3) _tile_zero(3);
+  }
+  for (; units > 0; units -= TILE_UNITS, at.left += TILE_UNITS, at.right += TILE_UNITS * at.right_bytes / 4) {
+    _tile_loadd(4, at.left, at.left_bytes);
+    _tile_loadd(5, at.right, at.right_bytes);
     _tile_dpbf16ps(0, 4, 5);
     if (COUNT > 1) {
-      _tile_loadd(6, right + 16, right_bytes);
+      _tile_loadd(6, at.right + 16, at.right_bytes);
       _tile_dpbf16ps(1, 4, 6);
     }
     if (COUNT > 2) {
-      _tile_loadd(7, right + 32, right_bytes);
+      _tile_loadd(7, at.right + 32, at.right_bytes);
       _tile_dpbf16ps(2, 4, 7);
     }
     if (COUNT > 3) {
-      _tile_loadd(5, right + 48, right_bytes);
+      _tile_loadd(5, at.right + 48, at.right_bytes);
       _tile_dpbf16ps(3, 4, 5);
     }
   }
-  float* out = job.out + column;
-  _tile_stored(0, out, out_bytes);
-  if (COUNT > 1) _tile_stored(1, out + 16, out_bytes);
-  if (COUNT > 2) _tile_stored(2, out + 32, out_bytes);
-  if (COUNT > 3) _tile_stored(3, out + 48, out_bytes);
+  _tile_stored(0, at.out, at.out_bytes);
+  if (COUNT > 1) _tile_stored(1, at.out + 16, at.out_bytes);
+  if (COUNT > 2) _tile_stored(2, at.out + 32, at.out_bytes);
+  if (COUNT > 3) _tile_stored(3, at.out + 48, at.out_bytes);
+}
+
+// 32 rows x COUNT * 16 columns: every tile of `right`, which comes from the second cache, serves twice.
+template <int COUNT>
+void two_rows_of_tiles(Place at, int units, bool goes_on) {
+  const Pair* lower = at.left + TILE_ROWS * at.left_bytes / 4;
+  float* under = at.out + TILE_ROWS * at.out_bytes / 4;
+  if (goes_on) {
+    _tile_loadd(0, at.out, at.out_bytes);
+    _tile_loadd(2, under, at.out_bytes);
+    if (COUNT > 1) _tile_loadd(1, at.out + 16, at.out_bytes);
+    if (COUNT > 1) _tile_loadd(3, under + 16, at.out_bytes);
+  } else {
+    _tile_zero(0);
+    _tile_zero(2);
+    if (COUNT > 1) _tile_zero(1);
+    if (COUNT > 1) _tile_zero(3);
+  }
+  for (; units > 0; units -= TILE_UNITS, at.left += TILE_UNITS, lower += TILE_UNITS) {
+    _tile_loadd(6, at.right, at.right_bytes);
+    _tile_loadd(4, at.left, at.left_bytes);
+    _tile_loadd(5, lower, at.left_bytes);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(2, 5, 6);
+    if (COUNT > 1) {
+      _tile_loadd(7, at.right + 16, at.right_bytes);
+      _tile_dpbf16ps(1, 4, 7);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+    at.right += TILE_UNITS * at.right_bytes / 4;
+  }
+  _tile_stored(0, at.out, at.out_bytes);
+  _tile_stored(2, under, at.out_bytes);
+  if (COUNT > 1) _tile_stored(1, at.out + 16, at.out_bytes);
+  if (COUNT > 1) _tile_stored(3, under + 16, at.out_bytes);
 }
 
 }  // namespace
@@ -58,12 +111,15 @@ void begin_tiles() { _tile_loadconfig(&CONFIG); }
 void end_tiles() { _tile_release(); }
 
 void multiply_tiles(const Product<Pair>& job) {
-  for (int column = job.column_begin; column < job.column_end; column += PANEL) {
-    const int tiles = std::min(PANEL, job.column_end - column) / 16;
-    if (tiles == 4) tiles_block<4>(job, column);
-    if (tiles == 3) tiles_block<3>(job, column);
-    if (tiles == 2) tiles_block<2>(job, column);
-    if (tiles == 1) tiles_block<1>(job, column);
+  const int units = job.k_end - job.k_begin, step = job.rows > TILE_ROWS ? 32 : PANEL;
+  for (int column = job.column_begin; column < job.column_end; column += step) {
+    const int tiles = std::min(step, job.column_end - column) / 16;
+    const Place at(job, column);
+    if (step == 32) tiles == 2 ? two_rows_of_tiles<2>(at, units, job.goes_on) : two_rows_of_tiles<1>(at, units, job.goes_on);
+    else if (tiles == 4) one_row_of_tiles<4>(at, units, job.goes_on);
+    else if (tiles == 3) one_row_of_tiles<3>(at, units, job.goes_on);
+    else if (tiles == 2) one_row_of_tiles<2>(at, units, job.goes_on);
+    else if (tiles == 1) one_row_of_tiles<1>(at, units, job.goes_on);
   }
 }
 

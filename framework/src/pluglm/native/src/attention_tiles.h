@@ -11,8 +11,8 @@ constexpr int TILE_UNITS = 16;  // units along the sum in a tile, a multiple of 
 void begin_tiles();
 void end_tiles();
 
-// multiply() of up to 16 rows. `left` and `out` have 16 rows to read and write, k_begin and k_end are multiples of
-// TILE_UNITS.
+// multiply() of up to 32 rows. `left` and `out` have rows to read and write up to a multiple of TILE_ROWS; k_begin and
+// k_end are multiples of TILE_UNITS.
 void multiply_tiles(const Product<Pair>& job);
 
 template <typename Unit>

@@ -5,8 +5,9 @@
 
 namespace pluglm {
 
-constexpr int GROUP_ROWS = 16;      // rows whose scores are in memory at once
-constexpr int LEAST_TILE_ROWS = 8;  // of a block, for matrix tiles
+constexpr int LEAST_TILE_ROWS = 2;   // of a block, for matrix tiles
+constexpr int STRETCH = 64;  // keys; a multiple of PANEL
+constexpr int SCORES_STRIDE = SPAN + 32;  // not a power of two, or rows would share few sets of the first cache
 
 // Hands out pieces of one allocation, each aligned to 64 bytes. Without one it only counts.
 class Pieces {
@@ -70,8 +71,7 @@ class Worker {
         queries_(pieces.take<Unit>(int64_t(geometry.rows) * geometry.depth)),
         keys_(pieces.take<Unit>(int64_t(SPAN) * geometry.depth)),
         values_(pieces.take<Unit>(int64_t(SPAN) / PER_UNIT<Unit> * geometry.columns)),
-        scores_(pieces.take<float>(GROUP_ROWS * SPAN)),
-        weights_(HAS_PAIRS ? pieces.take<Unit>(GROUP_ROWS * SPAN / 2) : (Unit*)scores_),
+        scores_(pieces.take<float>(GROUP_ROWS * SCORES_STRIDE)),
         slots_(pieces.take<int32_t>(SPAN)) {}
 
   void begin(const Block& block) {
@@ -87,14 +87,13 @@ class Worker {
     first_key_ = block_->begin(span);
     num_keys_ = block_->end(span) - first_key_;
     find_slots();
-    const int units = (num_keys_ + PER_UNIT<Unit> - 1) / PER_UNIT<Unit>;
-    const Panels<Unit> keys{keys_, geometry_.depth, round_up(num_keys_, LANES)};
-    const Panels<Unit> values{values_, in_tiles_ ? round_up(units, TILE_UNITS) : units, geometry_.columns};
-    const T* key_head = call.keys_SKH + block_->kv_head * call.key_head_stride;
-    const T* value_head = call.values_SKH + block_->kv_head * call.value_head_stride;
-    pack_keys(Rows<T>{key_head, call.key_slot_stride, slots_, num_keys_, call.head_dim}, keys);
-    pack_values(Rows<T>{value_head, call.value_slot_stride, slots_, num_keys_, call.head_dim}, values);
-    for (int row = 0; row < num_rows(); row += GROUP_ROWS) attend_rows(row, keys, values, to);
+    const Rows<T> keys{call.keys_SKH + block_->kv_head * call.key_head_stride, call.key_slot_stride, slots_, num_keys_,
+                       call.head_dim, num_keys_};
+    const Rows<T> values{call.values_SKH + block_->kv_head * call.value_head_stride, call.value_slot_stride, slots_,
+                         num_keys_, call.head_dim, num_keys_};
+    if (num_rows() <= GROUP_ROWS) return attend_group(keys, values, to);
+    const Panels<Unit> key_panels = packed_keys(keys), value_panels = packed_values(values);
+    for (int row = 0; row < num_rows(); row += GROUP_ROWS) attend_rows(row, key_panels, value_panels, to);
   }
 
   void end() {
@@ -108,17 +107,25 @@ class Worker {
 
   // Rows of units, the heads of one query side by side, zeros behind each row's values. The scale's sign goes in.
   void pack_queries() {
-    using Value = std::conditional_t<HAS_PAIRS, bf16, float>;
     const Attention<T>& call = geometry_.call;
-    const float sign = call.scale > 0.0f ? 1.0f : call.scale < 0.0f ? -1.0f : 0.0f;
     const int64_t first = call.segments[block_->segment].query_start + block_->query;
-    for (int row = 0; row < num_rows(); row++) {
-      const int64_t head = int64_t(block_->kv_head) * geometry_.group + row % geometry_.group;
-      const T* from = call.q_TNH + (first + row / geometry_.group) * call.q_stride + head * call.head_dim;
-      auto* to = (Value*)(queries_ + int64_t(row) * geometry_.depth);
-      for (int i = 0; i < call.head_dim; i++) store(to + i, sign * widen(from[i]));
-      std::memset(to + call.head_dim, 0, geometry_.depth * sizeof(Unit) - call.head_dim * sizeof(Value));
+    const T* heads = call.q_TNH + int64_t(block_->kv_head) * geometry_.group * call.head_dim;
+    Unit* to = queries_;
+    for (int query = 0; query < block_->num_query; query++)
+      for (int head = 0; head < geometry_.group; head++, to += geometry_.depth)
+        pack_query(heads + (first + query) * call.q_stride + head * call.head_dim, to);
+  }
+
+  void pack_query(const T* from, Unit* to) const {
+    const float scale = geometry_.call.scale;
+    for (int unit = 0; unit < geometry_.depth; unit += LANES) {
+      const vec values = load_units<Unit>(from, unit * PER_UNIT<Unit>, geometry_.call.head_dim);
+      store((float*)to + unit, values);
     }
+    if (scale > 0.0f) return;
+    using Value = std::conditional_t<HAS_PAIRS, bf16, float>;
+    auto* values = (Value*)to;
+    for (int i = 0; i < geometry_.call.head_dim; i++) store(values + i, scale < 0.0f ? -widen(values[i]) : 0.0f);
   }
 
   void find_slots() {
@@ -131,44 +138,91 @@ class Worker {
     }
   }
 
-  // Which of the span's keys a row sees.
-  int begin_of(int row) const {
-    const int window = geometry_.call.window, seen = block_->position + row / geometry_.group + 1 - first_key_;
-    return window ? std::max(0, seen - window) : 0;
+  // The span's keys that a query of the block sees.
+  int begin_of(int query) const {
+    const int window = geometry_.call.window;
+    return window ? std::max(0, block_->position + query + 1 - first_key_ - window) : 0;
   }
-  int end_of(int row) const { return std::min(num_keys_, block_->position + row / geometry_.group + 1 - first_key_); }
+  int end_of(int query) const { return std::min(num_keys_, block_->position + query + 1 - first_key_); }
 
-  // Both products of up to GROUP_ROWS rows, over the keys that any of them sees, and the weights between.
+  Panels<Unit> packed_keys(const Rows<T>& keys) {
+    const Panels<Unit> panels{keys_, geometry_.depth, round_up(keys.count, LANES)};
+    pack_keys(keys, panels);
+    return panels;
+  }
+
+  Panels<Unit> packed_values(const Rows<T>& values) {
+    const int units = (values.count + PER_UNIT<Unit> - 1) / PER_UNIT<Unit>;
+    const Panels<Unit> panels{values_, in_tiles_ ? round_up(units, TILE_UNITS) : units, geometry_.columns};
+    pack_values(values, panels);
+    return panels;
+  }
+
+  // A group of rows that is not the only one: keys and values are packed already. Both products, over the keys that
+  // any of the rows sees, and the weights between them.
   void attend_rows(int row, const Panels<Unit>& keys, const Panels<Unit>& values, const State& to) {
-    const int rows = std::min(GROUP_ROWS, num_rows() - row), step = in_tiles_ ? 2 * TILE_UNITS : LANES;
-    const int from = begin_of(row) / step * step, until = end_of(row + rows - 1), weights_end = round_up(until, step);
-    const int64_t stride = SPAN / PER_UNIT<Unit>;
-    multiply(Product<Unit>{queries_ + int64_t(row) * geometry_.depth, geometry_.depth, rows, keys, 0, geometry_.depth,
-                          from / PANEL * PANEL, round_up(until, LANES), scores_, SPAN},
+    const int rows = std::min(GROUP_ROWS, num_rows() - row);
+    const int from = begin_of(row / geometry_.group) / PANEL * PANEL, until = end_of((row + rows - 1) / geometry_.group);
+    multiply_queries(row, rows, keys, from, until, scores_);
+    weigh_rows(row, rows, from, until, to);
+    multiply_values(row, rows, values, from, until, (const Unit*)scores_, false, to);
+  }
+
+  // The only group of rows, and then keys and values are used once: a panel of them at a time stays in the first cache.
+  void attend_group(const Rows<T>& keys, const Rows<T>& values, const State& to) {
+    const int rows = num_rows(), from = begin_of(0) / STRETCH * STRETCH, until = num_keys_;
+    for (int key = from; key < until; key += STRETCH) {
+      const int count = std::min(STRETCH, until - key);
+      multiply_queries(0, rows, packed_keys(keys.part(key, count)), 0, count, scores_ + key);
+    }
+    values.fetch(from, AHEAD);
+    weigh_rows(0, rows, from, until, to);
+    for (int key = from; key < until; key += STRETCH) {
+      const int count = std::min(STRETCH, until - key);
+      const auto* weights = (const Unit*)scores_ + key / PER_UNIT<Unit>;
+      multiply_values(0, rows, packed_values(values.part(key, count)), 0, count, weights, key > from, to);
+    }
+  }
+
+  void multiply_queries(int row, int rows, const Panels<Unit>& keys, int from, int until, float* scores) const {
+    const Unit* queries = queries_ + int64_t(row) * geometry_.depth;
+    multiply(Product<Unit>{queries, geometry_.depth, rows, keys, 0, geometry_.depth, from, round_up(until, LANES), scores,
+                           SCORES_STRIDE},
              in_tiles_);
+  }
+
+  void multiply_values(int row, int rows, const Panels<Unit>& values, int from, int until, const Unit* weights,
+                       bool goes_on, const State& to) const {
+    const int end = (until + PER_UNIT<Unit> - 1) / PER_UNIT<Unit>;
+    multiply(Product<Unit>{weights, SCORES_STRIDE, rows, values, from / PER_UNIT<Unit>,
+                           in_tiles_ ? round_up(end, TILE_UNITS) : end, 0, geometry_.columns, to.row(row),
+                           geometry_.columns, goes_on},
+             in_tiles_);
+  }
+
+  // Scores of keys from .. until become weights, also beyond, up to a multiple of WEIGHTS.
+  void weigh_rows(int row, int rows, int from, int until, const State& to) {
     if (geometry_.call.soft_cap) cap_scores(rows, from, until);
-    for (int i = 0; i < rows; i++)
-      to.summaries[row + i] = weigh(scores_ + i * SPAN, begin_of(row + i), end_of(row + i), geometry_.factor,
-                                    weights_ + i * stride, from, weights_end);
-    const int first_unit = from / PER_UNIT<Unit>, last_unit = in_tiles_ ? weights_end / 2 : (until + PER_UNIT<Unit> - 1) / PER_UNIT<Unit>;
-    multiply(Product<Unit>{weights_, stride, rows, values, first_unit, last_unit, 0, geometry_.columns, to.row(row),
-                          geometry_.columns},
-             in_tiles_);
+    int query = row / geometry_.group, head = row % geometry_.group;
+    for (int i = 0; i < rows; i++) {
+      to.summaries[row + i] = weigh<Unit>(scores_ + i * SCORES_STRIDE, begin_of(query), end_of(query), geometry_.factor,
+                                          from, round_up(until, WEIGHTS<Unit>));
+      if (++head == geometry_.group) head = 0, query++;
+    }
   }
 
   void cap_scores(int rows, int from, int until) {
     const float scale = std::abs(geometry_.call.scale), cap = geometry_.call.soft_cap;
     for (int row = 0; row < rows; row++)
       for (int key = from / LANES * LANES; key < until; key += LANES) {
-        float* at = scores_ + row * SPAN + key;
+        float* at = scores_ + row * SCORES_STRIDE + key;
         store(at, soft_capped(load(at) * scale, cap));
       }
   }
 
   const Geometry<T>& geometry_;
   Unit *queries_, *keys_, *values_;
-  float* scores_;
-  Unit* weights_;
+  float* scores_;  // or weights
   int32_t* slots_;
   const Block* block_ = nullptr;
   bool in_tiles_ = false;

@@ -21,15 +21,12 @@ constexpr int64_t CHUNK_BYTES = 128 << 10;
 
 struct alignas(64) TileConfig {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t bytes_per_row[16] = {};
-  uint8_t rows[16] = {};
+  uint16_t bytes_per_row[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {TILE, TILE, TILE, TILE, TILE, TILE, TILE, TILE};
 };
 
-void configure() {
-  TileConfig config;
-  for (int i = 0; i < 8; i++) config.bytes_per_row[i] = 64, config.rows[i] = TILE;
-  _tile_loadconfig(&config);
-}
+// Not a local: GCC 12 declares only eight bytes of it as read, and leaves out stores to the rest.
+const TileConfig CONFIG;
 
 // 16 x 16 words of 32 bits, rows `from_stride` and `to_stride` words apart.
 void transpose(const int32_t* from, int64_t from_stride, int rows, int32_t* to, int64_t to_stride) {
@@ -141,7 +138,7 @@ void tiled_linear(Pool& pool, Scratch& scratch, const Linear<bf16>& layer, const
   else for (int g = 0; g < groups; g++) pack_group(g);
   const int64_t size = std::max<int64_t>(2 * TILE, CHUNK_BYTES / (layer.inputs * 2) / (2 * TILE) * (2 * TILE));
   pool.run(int((layer.outputs + size - 1) / size), [&](int index) {
-    configure();
+    _tile_loadconfig(&CONFIG);
     const int64_t begin = index * size, end = std::min(layer.outputs, begin + size);
     for (int64_t r = 0; r < rows; r += BLOCK_ROWS)
       outputs(layer, begin, end, packed + r / TILE * group_words, int(std::min<int64_t>(BLOCK_ROWS, rows - r)), r == 0,

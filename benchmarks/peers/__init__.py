@@ -1,0 +1,1 @@
+"""Parts of `benchmarks/decode.py`: peers' environments, weights in their formats, workers and bounds."""

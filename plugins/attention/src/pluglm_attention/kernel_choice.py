@@ -1,0 +1,108 @@
+"""Which kernel computes for an attention plugin: what each needs, the recorded choice, and the config key for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Protocol
+
+import torch
+
+from pluglm.kernel.errors import IncompatibleError
+from pluglm.kernel.interfaces.attention import AttentionBatch
+from pluglm.kernel.interfaces.component import BuildContext, ComponentConfig
+from pluglm.kernel.interfaces.kernels import Candidate, KernelChoice, choose
+from pluglm.kernel.interfaces.kv import KVStore
+from pluglm.kernel.interfaces.model import LayerSpec
+from pluglm.native.tools import NativeTools
+from pluglm_attention import native_kernel
+from pluglm_attention.triton import unavailable
+from pluglm_attention.triton.launch_configs import DEFAULT_TABLE, choose_config
+
+BY_SHAPE = "torch picks its products by shape, so a row's bits depend on its batch"
+BY_SPLITS = "keys are split by batch, so a row's bits depend on it"
+
+
+class KernelConfig(ComponentConfig):
+    """kernel: what computes. `auto` is the first that can run of triton (CUDA), native (CPU) and torch.
+
+    In deterministic runs it is the first of native and tiled (torch's products in tiles of one shape), the only ones
+    that keep a row's bits. Any other name is that kernel or no run.
+    """
+
+    kernel: Literal["auto", "native", "tiled", "torch", "triton"] = "auto"
+
+
+class AttentionKernel(Protocol):
+    """As Attention.plan and Attention.run."""
+
+    def plan(self, batch: AttentionBatch) -> Any: ...
+
+    def run(
+        self, layer: LayerSpec, q_TNH: torch.Tensor, k_TKH: torch.Tensor, v_TKH: torch.Tensor, plan: Any, kv: KVStore
+    ) -> torch.Tensor: ...
+
+
+KernelMaker = Callable[[BuildContext], AttentionKernel]
+
+
+def why_not_triton(context: BuildContext) -> str | None:
+    device = torch.device(context.device)
+    if device.type != "cuda":
+        return f"it runs on CUDA devices, not on {device.type}"
+    if context.deterministic:
+        return BY_SPLITS
+    if reason := unavailable():
+        return reason
+    try:
+        for layer in context.spec.layers:
+            choose_config(DEFAULT_TABLE, "decode", device, layer.head_dim)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def why_not_native(context: BuildContext) -> str | None:
+    if torch.device(context.device).type != "cpu":
+        return f"it runs on the CPU, not on {context.device}"
+    if not isinstance(context.tools, NativeTools):
+        return "the backend does not run native kernels"
+    return native_kernel.refusal(context)
+
+
+def why_not_torch(context: BuildContext) -> str | None:
+    return BY_SHAPE if context.deterministic else None
+
+
+CANDIDATES = (
+    Candidate("triton", why_not_triton),
+    Candidate("native", why_not_native),
+    Candidate("torch", why_not_torch),
+    Candidate("tiled", lambda context: None),
+)
+
+
+def build_kernel(
+    plugin: str, config: KernelConfig, context: BuildContext, makers: Mapping[str, KernelMaker]
+) -> AttentionKernel:
+    """The kernel that the config names, or the first that can run; the choice goes into the context's log.
+
+    makers: one for each of CANDIDATES. IncompatibleError, with the reason, when the named one cannot run.
+    """
+    choice = choose(f"{plugin} attention", _candidates(plugin, config, context), context)
+    recorded = choice
+    if choice.kernel == "native":
+        recorded = KernelChoice(choice.operation, f"native ({context.tools.level})", choice.refused)
+    context.kernels.add(recorded)
+    return makers[choice.kernel](context)
+
+
+def _candidates(plugin: str, config: KernelConfig, context: BuildContext) -> tuple[Candidate, ...]:
+    if config.kernel == "auto":
+        return CANDIDATES
+    (named,) = (candidate for candidate in CANDIDATES if candidate.name == config.kernel)
+    if reason := named.can_run(context):
+        raise IncompatibleError(
+            f"attention '{plugin}': kernel '{config.kernel}' cannot run here: {reason}; leave the key kernel out, or "
+            f"set attention.kernel: auto"
+        )
+    return (named,)
