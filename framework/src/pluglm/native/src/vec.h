@@ -62,11 +62,15 @@ inline vec load(const bf16* from) {
 
 inline void store(float* out, vec value) { std::memcpy(out, &value, sizeof value); }
 inline void store(bf16* out, vec value) {
+#if defined(__AVX512BF16__)
+  __m256bh half = _mm512_cvtneps_pbh((__m512)value);
+#else
   ivec bits = (ivec)value;
   ivec rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   ivec is_nan = value != value;
   rounded = (rounded & ~is_nan) | (is_nan & 0x7fc0);
   hvec half = __builtin_convertvector(rounded, hvec);
+#endif
   std::memcpy(out, &half, sizeof half);
 }
 
@@ -93,7 +97,7 @@ inline float sum(vec value) {
   return value[0];
 }
 
-inline vec select(ivec mask, vec yes, vec no) { return (vec)(((ivec)yes & mask) | ((ivec)no & ~mask)); }
+inline vec select(ivec mask, vec yes, vec no) { return mask ? yes : no; }
 inline vec smaller(vec a, vec b) { return select(a < b, a, b); }
 inline vec larger(vec a, vec b) { return select(a > b, a, b); }
 
