@@ -227,8 +227,8 @@ class Segment:
 
     def slots(self, block_size: int, start: int = 0) -> list[int]:
         """Where the keys at positions start .. num_keys are stored."""
-        table = self.block_table
-        return [table[p // block_size] * block_size + p % block_size for p in range(start, self.num_keys)]
+        table, stop = self.block_table, self.num_context + self.num_query
+        return [table[p // block_size] * block_size + p % block_size for p in range(start, stop)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,11 +45,8 @@ class Step:
     @property
     def windows(self) -> list[Window]:
         """Those that reach the end of what is known, with the drafts that were computed along."""
-        return [
-            Window(sequence, tuple(sequence.drafts[: sequence.drafts_within(count)]))
-            for sequence, count in self.items
-            if sequence.drafts_within(count) >= 0
-        ]
+        reach = ((sequence, sequence.drafts_within(count)) for sequence, count in self.items)
+        return [Window(sequence, tuple(sequence.drafts[:num])) for sequence, num in reach if num >= 0]
 
 
 class Endings(Protocol):

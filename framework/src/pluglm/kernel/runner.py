@@ -28,6 +28,7 @@ class ModelRunner:
         block_size, has_groups = self.kv.layout.block_size, bool(self.kv.layout.groups)
         segments: list[Segment] = []
         tokens: list[int] = []
+        positions: list[int] = []
         rows: list[int] = []
         for index, chunk in enumerate(chunks):
             segment = Segment(
@@ -40,11 +41,12 @@ class ModelRunner:
             )
             segments.append(segment)
             tokens.extend(chunk.token_ids)
+            positions.extend(range(chunk.num_computed, chunk.num_computed + len(chunk.token_ids)))
             rows.extend(range(len(tokens) - (1 if num_rows is None else num_rows[index]), len(tokens)))
         slots_T = torch.empty(0, dtype=torch.int64) if has_groups else _slots(segments, block_size)
         return ModelInput(
             token_ids_T=_indices(tokens),
-            positions_T=_indices([p for one in segments for p in range(one.num_context, one.num_keys)]),
+            positions_T=_indices(positions),
             slots_T=slots_T,
             logit_rows_R=_indices(rows),
             segments=tuple(segments),

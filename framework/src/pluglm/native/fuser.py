@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import torch
 
 from pluglm.kernel.interfaces.kernels import KernelChoice
+from pluglm.native.arena import piece_bytes
 from pluglm.native.layers import NativeHead, NativeLayer, refusal
 from pluglm.native.linear import NativeLinear
-from pluglm.native.tools import HUGE_PAGE, LEAST_HUGE
 
 if TYPE_CHECKING:
     from pluglm.kernel.interfaces.kernels import KernelLog
@@ -34,11 +33,10 @@ class NativeFuser:
         return self._tools.placed(tensor)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        num_bytes = math.prod(shape) * dtype.itemsize
-        return torch.empty(shape, dtype=dtype) if num_bytes < LEAST_HUGE else self._tools.empty(shape, dtype)
+        return self._tools.empty(shape, dtype)
 
     def placed_bytes(self, num_bytes: int) -> int:
-        return num_bytes if num_bytes < LEAST_HUGE else -(-num_bytes // HUGE_PAGE) * HUGE_PAGE
+        return piece_bytes(num_bytes)
 
     def layer(self, parts: LayerParts) -> FusedLayer | None:
         reason = refusal(parts)

@@ -97,19 +97,34 @@ class NativeLayer:
 
     def _post_attention_by_parts(self, x_TD: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         change_TD = _product(self._output, attended)
-        if self._norms["attention_out_norm"] is not None:
-            change_TD = self._norm(change_TD, "attention_out_norm")
-        x_TD = change_TD.add_(x_TD)
-        both = _product(self._gate_up, self._norm(x_TD, "mlp_norm"))
+        normed_TD = torch.empty_like(change_TD)
+        x_TD = self._add(x_TD, change_TD, "attention_out_norm", normed_TD)
+        both = _product(self._gate_up, normed_TD)
         num_rows, width = both.shape[0], both.shape[1] // 2
         active_TI = torch.empty((num_rows, width), dtype=x_TD.dtype)
         tools, kind = self._tools, self._struct.activation
         pointers = both.data_ptr(), num_rows, width, active_TI.data_ptr()
         tools.library.pluglm_gated(tools.handle, self._type, kind, *pointers)
-        change_TD = _product(self._down, active_TI)
-        if self._norms["mlp_out_norm"] is not None:
-            change_TD = self._norm(change_TD, "mlp_out_norm")
-        return change_TD.add_(x_TD)
+        return self._add(x_TD, _product(self._down, active_TI), "mlp_out_norm")
+
+    def _add(
+        self, x_TD: torch.Tensor, change_TD: torch.Tensor, out_norm: str, normed_TD: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """x + change, in the place of change, and into normed_TD the norm of that for the feed-forward part."""
+        tools = self._tools
+        tools.library.pluglm_add_and_norm(
+            tools.handle,
+            self._type,
+            x_TD.data_ptr(),
+            change_TD.data_ptr(),
+            getattr(self._struct, out_norm),
+            None if normed_TD is None else self._struct.mlp_norm,
+            self._eps,
+            *x_TD.shape,
+            change_TD.data_ptr(),
+            None if normed_TD is None else normed_TD.data_ptr(),
+        )
+        return change_TD
 
     def _norm(self, x_TD: torch.Tensor, name: str) -> torch.Tensor:
         return norm_rows(self._tools, x_TD, self._norms[name], self._eps)

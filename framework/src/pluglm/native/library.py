@@ -20,6 +20,7 @@ FUNCTIONS: Mapping[str, tuple[type | None, tuple[type, ...]]] = {
     "pluglm_read": (ctypes.c_uint64, (_POINTER, _POINTER, ctypes.c_size_t)),
     "pluglm_linear": (None, (_POINTER, _INT32, _POINTER, _POINTER, _INT64, _INT32, _POINTER)),
     "pluglm_norm": (None, (_POINTER, _INT32, _POINTER, _POINTER, _FLOAT, _INT64, _INT64, _POINTER)),
+    "pluglm_add_and_norm": (None, (_POINTER, _INT32, *(_POINTER,) * 4, _FLOAT, _INT64, _INT64, _POINTER, _POINTER)),
     "pluglm_turn_heads": (None, (_POINTER, _INT32, _POINTER, _POINTER, _POINTER, _POINTER, _INT64, _POINTER)),
     "pluglm_gated": (None, (_POINTER, _INT32, _INT32, _POINTER, _INT64, _INT64, _POINTER)),
     "pluglm_pre_attention": (None, (_POINTER, _INT32, _POINTER, _POINTER, _POINTER, _POINTER, _INT64, _POINTER)),

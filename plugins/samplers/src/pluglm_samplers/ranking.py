@@ -30,7 +30,7 @@ def keep_best(logits_RV: torch.Tensor, counts_R: torch.Tensor) -> torch.Tensor:
     last_R1 = best_Rk.gather(1, counts_R1 - 1)
     next_R1 = best_Rk.gather(1, counts_R1.clamp(max=best_Rk.shape[1] - 1))
     if bool(((next_R1 == last_R1) & (counts_R1 < vocab_size) & (last_R1 > -torch.inf)).any()):
-        return keep_first_ties(logits_RV, counts_R1, last_R1)
+        return _keep_first_ties(logits_RV, counts_R1, last_R1)
     return drop_below(logits_RV, last_R1)
 
 
@@ -43,7 +43,7 @@ def drop_below(logits_RV: torch.Tensor, floor_R1: torch.Tensor) -> torch.Tensor:
     return logits_RV
 
 
-def keep_first_ties(logits_RV: torch.Tensor, counts_R1: torch.Tensor, last_R1: torch.Tensor) -> torch.Tensor:
+def _keep_first_ties(logits_RV: torch.Tensor, counts_R1: torch.Tensor, last_R1: torch.Tensor) -> torch.Tensor:
     """keep_best where some row has more logits of the value last_R1, its last one to stay, than there is room for."""
     above_RV = logits_RV > last_R1
     tied_RV = logits_RV == last_R1

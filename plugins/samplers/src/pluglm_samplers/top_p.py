@@ -11,7 +11,7 @@ from pluglm.kernel.core import SampleRow
 from pluglm.kernel.interfaces.component import ComponentConfig
 from pluglm.kernel.interfaces.sampler import LogitsStep
 from pluglm.kernel.sampling_params import SamplingParams
-from pluglm_samplers.ranking import is_best_by_row, keep_best, keep_first_ties, sort_best
+from pluglm_samplers.ranking import is_best_by_row, keep_best, sort_best
 
 # R: rows, V: vocabulary, C: the tokens that may belong to a nucleus
 
@@ -65,11 +65,9 @@ def keep_nucleus(logits_V: torch.Tensor, probs_V: torch.Tensor, top_p: float) ->
     running_C = np.sort(probs[ids_C])[::-1].cumsum(dtype=np.float64)
     count = min(int(running_C.searchsorted(top_p * total)) + 1, len(ids_C))
     logits_C = logits[ids_C]
-    best_C = np.sort(logits_C)[::-1]
-    if count < len(ids_C) and best_C[count] == best_C[count - 1]:
-        last_11 = torch.full((1, 1), float(best_C[count - 1]))
-        keep_first_ties(logits_V.unsqueeze(0), torch.full((1, 1), count), last_11)
-        return
-    is_kept_C = logits_C >= best_C[count - 1]
+    last = np.sort(logits_C)[-count]
+    is_kept_C = logits_C > last
+    tied = (logits_C == last).nonzero()[0]
+    is_kept_C[tied[: count - np.count_nonzero(is_kept_C)]] = True
     logits.fill(-np.inf)
     logits[ids_C[is_kept_C]] = logits_C[is_kept_C]

@@ -53,6 +53,12 @@ void pluglm_norm(Tools* tools, int32_t type, const void* x_TD, const float* weig
                  }))
 }
 
+void pluglm_add_and_norm(Tools* tools, int32_t type, const void* x_TD, const void* change_TD, const float* out_norm,
+                         const float* norm, float eps, int64_t rows, int64_t width, void* sum_TD, void* normed_TD) {
+  PLUGLM_BY_TYPE(type, add_and_norm(tools->pool, (const T*)x_TD, (const T*)change_TD, out_norm, norm, eps, rows, width,
+                                    (T*)sum_TD, (T*)normed_TD))
+}
+
 void pluglm_turn_heads(Tools* tools, int32_t type, const void* layer, const void* projected, const void* cos_TH,
                        const void* sin_TH, int64_t rows, void* heads_TCH) {
   PLUGLM_BY_TYPE(type, turn_heads(tools->pool, *(const Layer<T>*)layer, (const T*)projected, (const T*)cos_TH,

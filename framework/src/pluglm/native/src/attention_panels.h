@@ -42,7 +42,7 @@ struct Panels {
   int width(int column) const { return std::min(PANEL, columns - column / PANEL * PANEL); }
 };
 
-constexpr int AHEAD = 32;  // rows
+constexpr int AHEAD = 64;  // rows
 
 // Rows of one head in the store: row(i) is at slots[i]. known: slots there are, also behind the `count` rows.
 template <typename T>
@@ -56,27 +56,29 @@ struct Rows {
 
   Rows part(int i, int num) const { return {head, stride, slots + i, std::min(num, count - i), head_dim, known - i}; }
 
-  // Asks for `num` rows from row i on.
+  // Asks for `num` rows from row i on. The empty statement keeps GCC from dropping the call: for it, what only fetches
+  // has no effect.
   void fetch(int i, int num) const {
-    const int bytes = head_dim * sizeof(T);
-    for (num = std::min(num, known - i); num > 0; i++, num--)
-      for (int byte = 0; byte < bytes; byte += 64) prefetch((const char*)row(i) + byte);
+    asm volatile("");
+    const int end = std::min(i + num, known), bytes = head_dim * sizeof(T);
+    for (int byte = 0; byte < bytes; byte += 64)
+      for (int k = i; k < end; k++) __builtin_prefetch((const char*)row(k) + byte, 0, 2);
   }
 };
 
-// LANES units that begin at value `first` of a row, zeros behind its end.
+// LANES units of a row, all there.
 template <typename Unit, typename T>
-vec load_units(const T* row, int first, int head_dim) {
-  constexpr int COUNT = LANES * PER_UNIT<Unit>;
-  T padded[COUNT];
-  if (first + COUNT > head_dim) {
-    std::memset(padded, 0, sizeof padded);
-    std::memcpy(padded, row + first, std::max(0, head_dim - first) * sizeof(T));
-    row = padded;
-    first = 0;
-  }
-  if constexpr (std::is_same_v<Unit, Pair>) return load((const float*)(row + first));
-  else return load(row + first);
+vec load_units(const T* values) {
+  if constexpr (std::is_same_v<Unit, Pair>) return load((const float*)values);
+  else return load(values);
+}
+
+// The same of a row that ends after `count` values, zeros behind.
+template <typename Unit, typename T>
+vec load_units(const T* values, int count) {
+  T padded[LANES * PER_UNIT<Unit>] = {};
+  std::memcpy(padded, values, std::clamp(count, 0, LANES * PER_UNIT<Unit>) * sizeof(T));
+  return load_units<Unit>(padded);
 }
 
 template <int HALF, bool UPPER, size_t... I>
@@ -97,22 +99,27 @@ inline void transpose_step(vec* rows) {
   if constexpr (HALF > 1) transpose_step<HALF / 2>(rows);
 }
 
-// Keys as columns: row u of the panels is unit u of every key. Depth beyond the head is filled with zeros.
+// Keys as columns: row u of the panels is unit u of every key. Depth beyond the head is filled with zeros, columns
+// beyond the keys with the last one.
 template <typename Unit, typename T>
 void pack_keys(const Rows<T>& keys, const Panels<Unit>& panels) {
+  constexpr int STEP = LANES * PER_UNIT<Unit>;
   for (int key = 0; key < keys.count; key += LANES) {
-    const T* rows[LANES];
     keys.fetch(key + AHEAD, LANES);
-    for (int i = 0; i < LANES; i++) rows[i] = keys.row(std::min(key + i, keys.count - 1));
-    for (int unit = 0; unit < panels.depth; unit += LANES) {
+    const int width = panels.width(key), last = keys.count - 1;
+    auto turn = [&](int first, auto&& load_row) __attribute__((always_inline)) {
       vec block[LANES];
 #pragma GCC unroll 16
-      for (int i = 0; i < LANES; i++) block[i] = load_units<Unit>(rows[i], unit * PER_UNIT<Unit>, keys.head_dim);
+      for (int i = 0; i < LANES; i++) block[i] = load_row(keys.row(std::min(key + i, last)) + first);
       transpose_step<LANES / 2>(block);
-      float* to = (float*)panels.row(key, unit);
+      float* to = (float*)panels.row(key, first / PER_UNIT<Unit>);
 #pragma GCC unroll 16
-      for (int i = 0; i < LANES; i++) store(to + i * panels.width(key), block[i]);
-    }
+      for (int i = 0; i < LANES; i++) store(to + i * width, block[i]);
+    };
+    int first = 0;
+    for (; first + STEP <= keys.head_dim; first += STEP) turn(first, [](const T* at) { return load_units<Unit>(at); });
+    for (; first < panels.depth * PER_UNIT<Unit>; first += STEP)
+      turn(first, [&](const T* at) { return load_units<Unit>(at, keys.head_dim - first); });
   }
 }
 
@@ -120,9 +127,13 @@ void pack_keys(const Rows<T>& keys, const Panels<Unit>& panels) {
 template <typename T>
 void pack_values(const Rows<T>& values, const Panels<float>& panels) {
   for (int key = 0; key < values.count; key++) {
+    if (key % LANES == 0) values.fetch(key + AHEAD, LANES);
     const T* row = values.row(key);
-    for (int column = 0; column < panels.columns; column += LANES)
-      store(panels.row(column, key), load_units<float>(row, column, values.head_dim));
+    int column = 0;
+    for (; column + LANES <= values.head_dim; column += LANES)
+      store((float*)panels.row(column, key), load_units<float>(row + column));
+    if (column < panels.columns)
+      store((float*)panels.row(column, key), load_units<float>(row + column, values.head_dim - column));
   }
 }
 
@@ -130,23 +141,24 @@ void pack_values(const Rows<T>& values, const Panels<float>& panels) {
 // A row for every two keys, zeros up to `depth` rows. Interleaving works within 128 bits, so that columns change places
 // in each 32 of them; natural_columns puts them back.
 inline void pack_values(const Rows<bf16>& values, const Panels<Pair>& panels) {
-  auto interleave = [&](int pair, __m512i a, __m512i b, int column) __attribute__((always_inline)) {
-    Pair* to = panels.row(column, pair);
-    _mm512_storeu_si512(to, _mm512_unpacklo_epi16(a, b));
-    _mm512_storeu_si512(to + 16, _mm512_unpackhi_epi16(a, b));
-  };
-  auto load_row = [&](const bf16* row, int column) { return (__m512i)load_units<Pair>(row, column, values.head_dim); };
-  const int whole = values.count / 2;
-  for (int column = 0; column < panels.columns; column += 32) {
-    for (int pair = 0; pair < whole; pair++) {
-      if (column == 0) values.fetch(2 * pair + AHEAD, 2);
-      interleave(pair, load_row(values.row(2 * pair), column), load_row(values.row(2 * pair + 1), column), column);
-    }
-    for (int pair = whole; pair < panels.depth; pair++) {
-      const bool has_first = 2 * pair < values.count;
-      const __m512i zero = _mm512_setzero_si512();
-      interleave(pair, has_first ? load_row(values.row(2 * pair), column) : zero, zero, column);
-    }
+  const int whole = values.head_dim / 32 * 32;
+  for (int pair = 0; pair < panels.depth; pair++) {
+    if (pair % 8 == 0) values.fetch(2 * pair + AHEAD, 16);
+    const int num = std::clamp(values.count - 2 * pair, 0, 2);
+    const bf16 *first = values.row(num ? 2 * pair : 0), *second = values.row(num == 2 ? 2 * pair + 1 : 0);
+    auto interleave = [&](int column, auto&& load_row) __attribute__((always_inline)) {
+      const vec a = load_row(first + column, num > 0), b = load_row(second + column, num > 1);
+      Pair* to = panels.row(column, pair);
+      _mm512_storeu_si512(to, _mm512_unpacklo_epi16((__m512i)a, (__m512i)b));
+      _mm512_storeu_si512(to + 16, _mm512_unpackhi_epi16((__m512i)a, (__m512i)b));
+    };
+    int column = 0;
+    if (num == 2)
+      for (; column < whole; column += 32) interleave(column, [](const bf16* at, bool) { return load_units<Pair>(at); });
+    for (; column < panels.columns; column += 32)
+      interleave(column, [&](const bf16* at, bool is_there) {
+        return is_there ? load_units<Pair>(at, values.head_dim - column) : vec{};
+      });
   }
 }
 

@@ -8,14 +8,11 @@ namespace pluglm {
 
 namespace {
 
-// A constant in memory: of a local one GCC 12 would keep only the first bytes, which is all that the instruction's
-// wrapper says it reads.
 struct alignas(64) TileConfig {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
   uint16_t bytes_per_row[16] = {64, 64, 64, 64, 64, 64, 64, 64};
   uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
-constinit const TileConfig CONFIG;
 
 // Where a block of a product reads and writes.
 struct Place {
@@ -106,7 +103,13 @@ void two_rows_of_tiles(Place at, int units, bool goes_on) {
 
 }  // namespace
 
-void begin_tiles() { _tile_loadconfig(&CONFIG); }
+void begin_tiles(int rows) {
+  TileConfig config;
+  if (rows < TILE_ROWS)
+    for (int tile = 0; tile < 5; tile++) config.rows[tile] = uint8_t(rows);  // sums and `left` of one_row_of_tiles
+  asm volatile("" : : "r"(&config) : "memory");  // GCC 12 thinks that only 8 bytes of it are read
+  _tile_loadconfig(&config);
+}
 
 void end_tiles() { _tile_release(); }
 
@@ -125,7 +128,7 @@ void multiply_tiles(const Product<Pair>& job) {
 
 #else
 
-void begin_tiles() {}
+void begin_tiles(int) {}
 void end_tiles() {}
 void multiply_tiles(const Product<Pair>&) { std::abort(); }  // allow_tiles() said no
 

@@ -7,11 +7,11 @@ namespace pluglm {
 constexpr int TILE_ROWS = 16;
 constexpr int TILE_UNITS = 16;  // units along the sum in a tile, a multiple of which `right` has as rows
 
-// Between these two a thread multiplies in tiles.
-void begin_tiles();
+// Between these two a thread multiplies in tiles. rows: of the products; with fewer than TILE_ROWS, tiles have no more.
+void begin_tiles(int rows);
 void end_tiles();
 
-// multiply() of up to 32 rows. `left` and `out` have rows to read and write up to a multiple of TILE_ROWS; k_begin and
+// multiply() of up to 32 rows. `left` and `out` have rows to read and write up to a multiple of TILE_ROWS if more; k_begin and
 // k_end are multiples of TILE_UNITS.
 void multiply_tiles(const Product<Pair>& job);
 

@@ -77,7 +77,7 @@ class Worker {
   void begin(const Block& block) {
     block_ = &block;
     in_tiles_ = HAS_PAIRS && block.num_query * geometry_.group >= LEAST_TILE_ROWS && allow_tiles();
-    if (in_tiles_) begin_tiles();
+    if (in_tiles_) begin_tiles(num_rows());
     pack_queries();
   }
 
@@ -117,10 +117,11 @@ class Worker {
   }
 
   void pack_query(const T* from, Unit* to) const {
+    constexpr int STEP = LANES * PER_UNIT<Unit>;
     const float scale = geometry_.call.scale;
-    for (int unit = 0; unit < geometry_.depth; unit += LANES) {
-      const vec values = load_units<Unit>(from, unit * PER_UNIT<Unit>, geometry_.call.head_dim);
-      store((float*)to + unit, values);
+    for (int i = 0; i < geometry_.depth * PER_UNIT<Unit>; i += STEP) {
+      const int count = geometry_.call.head_dim - i;
+      store((float*)(to + i / PER_UNIT<Unit>), count >= STEP ? load_units<Unit>(from + i) : load_units<Unit>(from + i, count));
     }
     if (scale > 0.0f) return;
     using Value = std::conditional_t<HAS_PAIRS, bf16, float>;

@@ -34,11 +34,12 @@ void add(const T* x, float* change, const float* norm, float eps, int64_t width,
   for (; i < width; i++) sum_D[i] = widen(x[i]) + change[i];
 }
 
-template <typename T>
-void narrow(const float* from, int64_t width, T* to) {
+// From either type to either type.
+template <typename In, typename Out>
+void copy_row(const In* from, int64_t width, Out* to) {
   int64_t i = 0;
   for (; i + LANES <= width; i += LANES) store(to + i, load(from + i));
-  for (; i < width; i++) store(to + i, from[i]);
+  for (; i < width; i++) store(to + i, widen(from[i]));
 }
 
 }  // namespace
@@ -53,7 +54,7 @@ void turn_heads(Pool& pool, const Layer<T>& layer, const In* projected, const T*
       const In* from = projected + (row * all + head) * H;
       T* to = heads_TCH + (row * all + head) * H;
       if (head >= rotated) {
-        for (int64_t i = 0; i < H; i++) store(to + i, widen(from[i]));
+        copy_row(from, H, to);
       } else if (layer.head_norm) {
         normalise(from, layer.head_norm + head * H, layer.eps, H, normed.data());
         rotate(normed.data(), cos_TH + row * H, sin_TH + row * H, H, to);
@@ -103,13 +104,27 @@ void post_attention(Tools& tools, const Layer<T>& layer, const T* x_TD, const T*
   each_row(tools.pool, rows, D, [&](int64_t row) {
     float* sum_D = sum_TD + row * D;
     add(sum_D, change + row * D, layer.mlp_out_norm, layer.eps, D, sum_D);
-    narrow(sum_D, D, out_TD + row * D);
+    copy_row(sum_D, D, out_TD + row * D);
+  });
+}
+
+template <typename T>
+void add_and_norm(Pool& pool, const T* x_TD, const T* change_TD, const float* out_norm, const float* norm, float eps,
+                  int64_t rows, int64_t width, T* sum_TD, T* normed_TD) {
+  each_row(pool, rows, width, [&](int64_t row) {
+    thread_local std::vector<float> change, sum;
+    change.resize(width), sum.resize(width);
+    copy_row(change_TD + row * width, width, change.data());
+    add(x_TD + row * width, change.data(), out_norm, eps, width, sum.data());
+    copy_row(sum.data(), width, sum_TD + row * width);
+    if (norm) normalise(sum.data(), norm, eps, width, normed_TD + row * width);
   });
 }
 
 #define PLUGLM_LAYER(T)                                                                                       \
   template void pre_attention(Tools&, const Layer<T>&, const T*, const T*, const T*, int64_t, T*);             \
   template void post_attention(Tools&, const Layer<T>&, const T*, const T*, int64_t, T*);                      \
+  template void add_and_norm(Pool&, const T*, const T*, const float*, const float*, float, int64_t, int64_t, T*, T*); \
   template void turn_heads(Pool&, const Layer<T>&, const T*, const T*, const T*, int64_t, T*);
 PLUGLM_LAYER(float)
 PLUGLM_LAYER(bf16)
