@@ -46,9 +46,10 @@ class BuildContext:
     """What a component may know of the run it is built for. Written by the kernel before weights load its tensors.
 
     device, dtype: torch names ("cpu", "float32"); kv_bytes: bytes that the KV cache may take; bytes_per_token: KV bytes
-    of one token over all layers. kernels: where a component records which kernels it chose; tools: the backend's, of its
-    own type, None when it has none (see interfaces.kernels). A drafter that needs a model of its own builds it with `build_runner`; a component
-    with small components of its own (a chain of logits steps) finds them with `resolve_component`.
+    of one token over all layers; kernels: where a component records which kernels it chose; tools: the backend's, of
+    its own type, None when it has none (see interfaces.kernels). A drafter that needs a model of its own builds it with
+    `build_runner`; a component with small components of its own (a chain of logits steps) finds them with
+    `resolve_component`.
     """
 
     spec: ModelSpec

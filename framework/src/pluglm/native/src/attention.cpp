@@ -26,22 +26,19 @@ __attribute__((noinline)) void merge_row(const State& into, const State& from, i
 
 template <typename T>
 __attribute__((noinline)) void write_row(const State& from, int row, int head_dim, T* out) {
-  const float factor = 1.0f / from.summaries[row].total;
-  float* sums = from.row(row);
   constexpr int STEP = LANES * PER_UNIT<UnitOf<T>>;
+  const float factor = 1.0f / from.summaries[row].total;
+  const float* sums = from.row(row);
   for (int i = 0; i < head_dim; i += STEP) {
-    T values[STEP];
-    T* to = i + STEP <= head_dim ? out + i : values;
-    vec low = load(sums + i) * factor;
-#if defined(__AVX512BF16__)
-    if constexpr (STEP > LANES) {
-      vec high = load(sums + i + LANES) * factor;
-      natural_columns(low, high);
-      store(to + LANES, high);
+    vec values[STEP / LANES];
+    for (int k = 0; k < STEP / LANES; k++) values[k] = load(sums + i + k * LANES) * factor;
+    if (i + STEP <= head_dim) {
+      store_columns(out + i, values);
+      continue;
     }
-#endif
-    store(to, low);
-    if (to == values) std::memcpy(out + i, values, (head_dim - i) * sizeof(T));
+    T padded[STEP];
+    store_columns(padded, values);
+    std::memcpy(out + i, padded, (head_dim - i) * sizeof(T));
   }
 }
 

@@ -137,9 +137,15 @@ void pack_values(const Rows<T>& values, const Panels<float>& panels) {
   }
 }
 
+// As many columns of a result as pack_values packs at a time.
+template <typename T>
+void store_columns(T* out, const vec* columns) {
+  store(out, columns[0]);
+}
+
 #if defined(__AVX512BF16__)
 // A row for every two keys, zeros up to `depth` rows. Interleaving works within 128 bits, so that columns change places
-// in each 32 of them; natural_columns puts them back.
+// in each 32 of them; store_columns puts them back.
 inline void pack_values(const Rows<bf16>& values, const Panels<Pair>& panels) {
   const int whole = values.head_dim / 32 * 32;
   for (int pair = 0; pair < panels.depth; pair++) {
@@ -162,10 +168,12 @@ inline void pack_values(const Rows<bf16>& values, const Panels<Pair>& panels) {
   }
 }
 
-inline void natural_columns(vec& low, vec& high) {
-  const vec a = low, b = high;
-  low = __builtin_shufflevector(a, b, 0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
-  high = __builtin_shufflevector(a, b, 8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
+template <>
+inline void store_columns(bf16* out, const vec* columns) {
+  const vec a = columns[0], b = columns[1];
+  const vec low = __builtin_shufflevector(a, b, 0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+  const vec high = __builtin_shufflevector(a, b, 8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
+  _mm512_storeu_si512(out, (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low));
 }
 #endif
 
