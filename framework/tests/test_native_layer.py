@@ -10,11 +10,10 @@ import torch
 from torch.nn import functional
 
 from pluglm.kernel.interfaces.kernels import KernelLog
-from pluglm.kernel.interfaces.model import LayerParts, LayerSpec
+from pluglm.kernel.interfaces.model import LayerParts, LayerSpec, Linear
 from pluglm.native.fuser import NativeFuser
 from pluglm.native.isa import LEVELS, missing
 from pluglm.native.layers import ACTIVATIONS
-from pluglm.native.linear import NativeLinear
 from pluglm.native.tools import NativeTools
 
 Tools = Callable[..., NativeTools]
@@ -38,11 +37,19 @@ def random(*shape: int, seed: int) -> torch.Tensor:
 
 
 def make_parts(
-    tools: NativeTools, dtype: torch.dtype, activation: str, bias: bool, heads: bool, sandwich: bool
+    tools: NativeTools,
+    dtype: torch.dtype,
+    activation: str,
+    bias: bool,
+    heads: bool,
+    sandwich: bool,
+    deterministic: bool = False,
 ) -> LayerParts:
-    def linear(outputs: int, inputs: int, seed: int) -> NativeLinear:
+    fuser = NativeFuser(tools, KernelLog(), deterministic=deterministic)
+
+    def linear(outputs: int, inputs: int, seed: int) -> Linear:
         weight = (random(outputs, inputs, seed=seed) * inputs**-0.5).to(dtype)
-        return NativeLinear(tools, weight, random(outputs, seed=seed + 1).to(dtype) if bias else None)
+        return fuser.make_linear("w", weight, random(outputs, seed=seed + 1).to(dtype) if bias else None)
 
     def norm(seed: int, *shape: int) -> torch.Tensor:
         return 1.0 + 0.1 * random(*shape, seed=seed)
@@ -126,9 +133,7 @@ def test_equals_float64(
 
 @pytest.mark.parametrize("level", RUNNABLE)
 def test_deterministic_bits_depend_on_the_row_alone(native_tools: Tools, level: str) -> None:
-    parts = make_parts(native_tools(level), torch.float32, "silu", bias=True, heads=True, sandwich=True)
-    for one in (parts.qkv, parts.output, parts.gate_up, parts.down):
-        one.most_rows = 1 << 40
+    parts = make_parts(native_tools(level), torch.float32, "silu", True, True, True, deterministic=True)
     fused = NativeFuser(native_tools(level), KernelLog(), deterministic=True).layer(parts)
     assert fused is not None
     x, attended = random(90, WIDTH, seed=6), random(90, HEADS, HEAD_DIM, seed=7)

@@ -27,9 +27,7 @@ def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> to
 
 @pytest.mark.parametrize("level", RUNNABLE)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(
-    ("outputs", "inputs"), [(960, 576), (48, 64), (33, 17), (1, 1), (16, 1600), (130, 96), (7, 31)]
-)
+@pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_equals_float64(
     native_tools: Tools, level: str, dtype: torch.dtype, outputs: int, inputs: int, has_bias: bool

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pluglm.backends.cpu_kernels import choose_kernels
 from pluglm.backends.dtypes import torch_dtype
@@ -33,6 +33,12 @@ class CpuConfig(ComponentConfig):
     isa: Literal["auto", "amx", "avx512_bf16", "avx512", "avx2", "baseline"] = "auto"
     spin_us: int = Field(default=SPIN_US, ge=0, le=100_000)
 
+    @model_validator(mode="after")
+    def _native_keys_are_used(self) -> Self:
+        if self.kernels == "torch" and (given := sorted({"isa", "spin_us"} & self.model_fields_set)):
+            raise ValueError(f"{' and '.join(given)} govern native kernels and kernels is torch; leave one of them out")
+        return self
+
 
 class CpuBackend(TorchBackend):
     """Runs on the host in float32, bfloat16 or (slow on most CPUs) float16.
@@ -47,8 +53,8 @@ class CpuBackend(TorchBackend):
     def __init__(self, config: CpuConfig, context: BackendContext) -> None:
         dtype = torch_dtype(context.dtype, "cpu")
         num_threads = _deterministic_threads(context) if context.deterministic else context.num_threads
-        self.kernels = KernelLog()
-        chosen = choose_kernels(config, dtype, num_threads or default_threads(), context.deterministic, self.kernels)
+        log = KernelLog()
+        chosen = choose_kernels(config, dtype, num_threads or default_threads(), context.deterministic, log)
         self.tools = chosen.tools
         super().__init__(
             "cpu",
@@ -57,6 +63,7 @@ class CpuBackend(TorchBackend):
             map_rows=TiledRows() if context.deterministic else whole_rows,
             num_threads=num_threads,
             fuser=chosen.fuser,
+            kernels=log,
         )
 
     @classmethod

@@ -9,14 +9,14 @@ import torch
 
 from pluglm.backends.linear import DenseLinear, PackedLinear, can_pack
 from pluglm.kernel.errors import PluginError
-from pluglm.kernel.interfaces.kernels import Candidate, KernelChoice, KernelLog, choose
+from pluglm.kernel.interfaces.kernels import Candidate, KernelLog, choose
 from pluglm.native.build import NativeBuildError
 from pluglm.native.fuser import NativeFuser
 from pluglm.native.tools import DTYPES, NativeTools
 
 if TYPE_CHECKING:
     from pluglm.backends.cpu import CpuConfig
-    from pluglm.kernel.interfaces.model import Fuser, LinearFactory
+    from pluglm.kernel.interfaces.model import Fuser, Linear, LinearFactory
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,23 +31,27 @@ class CpuKernels:
 def choose_kernels(
     config: CpuConfig, dtype: torch.dtype, num_threads: int, deterministic: bool, log: KernelLog
 ) -> CpuKernels:
-    """Records the choice in `log`. PluginError, with the reason, when the config insists on what cannot run here."""
+    """Choices go into `log` as layers are made. PluginError, with the reason, for what the config asks in vain."""
     tools, reason = _open_tools(config, dtype, num_threads)
-    if reason is not None and config.kernels == "native":
-        raise PluginError(f"backend 'cpu': no native kernels here: {reason}; set backend.kernels: auto or torch")
+    if reason is not None and (config.kernels == "native" or "isa" in config.model_fields_set):
+        wanted = "kernels: native" if config.kernels == "native" else f"isa: {config.isa}"
+        hint = "leave out backend.isa and set backend.kernels: auto or torch"
+        raise PluginError(f"backend 'cpu': {wanted} cannot be had here: {reason}; {hint}")
+    if tools is not None:
+        fuser = NativeFuser(tools, log, deterministic=deterministic)
+        return CpuKernels(fuser.make_linear, fuser, tools)
     candidates = [
         Candidate("native", lambda _: reason),
         Candidate("onednn packed", lambda _: None if can_pack(dtype) else f"oneDNN does not pack {dtype} on this CPU"),
         Candidate("torch", lambda _: None),
     ]
     choice = choose("linear", candidates, None)
-    if tools is None:
-        log.add(choice)
-        return CpuKernels(PackedLinear if choice.kernel == "onednn packed" else DenseLinear, None, None)
-    passed_over = tuple((f"native ({level})", why) for level, why in tools.refused)
-    log.add(KernelChoice("linear", f"native ({tools.level})", passed_over))
-    fuser = NativeFuser(tools, log, deterministic=deterministic)
-    return CpuKernels(fuser.make_linear, fuser, tools)
+
+    def make_linear(name: str, weight_NK: torch.Tensor, bias_N: torch.Tensor | None) -> Linear:
+        log.add(choice)  # not before: a quantizer may make all layers
+        return (PackedLinear if choice.kernel == "onednn packed" else DenseLinear)(name, weight_NK, bias_N)
+
+    return CpuKernels(make_linear, None, None)
 
 
 def _open_tools(config: CpuConfig, dtype: torch.dtype, num_threads: int) -> tuple[NativeTools | None, str | None]:

@@ -10,6 +10,7 @@ from pluglm.backends.threads import thread_count
 from pluglm.backends.torch_backend import TorchBackend
 from pluglm.kernel.core import ModelInput
 from pluglm.kernel.interfaces.attention import Attention
+from pluglm.kernel.interfaces.kernels import KernelChoice
 from pluglm.kernel.interfaces.kv import KVLayout, KVStore
 from pluglm.kernel.interfaces.model import LinearFactory, Model, ModelSpec, RowMap
 
@@ -38,6 +39,14 @@ class GraphBackend(TorchBackend):
         if self.graphs is not None:
             with thread_count(self._num_threads):
                 logits_RV = self.graphs.run(model, inputs, attention, kv)
+            self._record(logits_RV is not None)
             if logits_RV is not None:
                 return logits_RV
         return super().execute(model, inputs, attention, kv)
+
+    def _record(self, by_graph: bool) -> None:
+        """Each reason once; how often each was met is in `graphs.counts`."""
+        if by_graph:
+            self.kernels.add(KernelChoice("step", "graph"))
+        elif self.graphs is not None and self.graphs.last is not None:
+            self.kernels.add(KernelChoice("step", "eager", (("graph", self.graphs.last.reason),)))

@@ -15,6 +15,7 @@ from pluglm.kernel.interfaces.attention import Attention
 from pluglm.kernel.interfaces.backend import Backend
 from pluglm.kernel.interfaces.checkpoint import Checkpoint
 from pluglm.kernel.interfaces.footprint import Footprint, WeightKind
+from pluglm.kernel.interfaces.kernels import KernelLog
 from pluglm.kernel.interfaces.kv import KVLayout, KVStore
 from pluglm.kernel.interfaces.model import Fuser, LinearFactory, Model, ModelContext, ModelSpec, RowMap
 from pluglm.kernel.interfaces.services import Progress
@@ -36,6 +37,7 @@ class TorchBackend(Backend):
         map_rows: RowMap,
         num_threads: int | None,
         fuser: Fuser | None = None,
+        kernels: KernelLog | None = None,
     ) -> None:
         self.device = device
         self._dtype = dtype
@@ -43,6 +45,7 @@ class TorchBackend(Backend):
         self._map_rows = map_rows
         self._num_threads = num_threads
         self._fuser = fuser
+        self.kernels = KernelLog() if kernels is None else kernels
 
     def now(self) -> float:
         return time.perf_counter()

@@ -40,7 +40,7 @@ class Arena:
 
     def holds(self, tensor: torch.Tensor) -> bool:
         address = tensor.data_ptr()
-        return any(start <= address < end for start, end in self._regions.items())
+        return any(start <= address < end for start, end in list(self._regions.items()))
 
     def _region(self, num_bytes: int) -> torch.Tensor:
         size = -(-num_bytes // HUGE_PAGE) * HUGE_PAGE
@@ -49,7 +49,8 @@ class Arena:
             raise MemoryError(f"{size} bytes of memory cannot be mapped")
         buffer = (ctypes.c_char * size).from_address(address)
         self._regions[address] = address + size
-        weakref.finalize(buffer, _unmap, self._library, self._regions, address, size)
+        finalizer = weakref.finalize(buffer, _unmap, self._library, self._regions, address, size)
+        finalizer.atexit = False  # a thread that still computes may read it; the system takes it back
         return torch.frombuffer(buffer, dtype=torch.uint8)
 
 

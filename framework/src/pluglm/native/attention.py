@@ -5,7 +5,6 @@ Its plain torch reference is the `naive` attention plugin.
 
 from __future__ import annotations
 
-import ctypes
 import struct
 from array import array
 from collections.abc import Sequence
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 # T: tokens of the flat batch, N: query heads, K: kv heads (N is a multiple of K), H: head dim, S: slots of the store
 
 _MOST_HEAD_DIM = 1024  # beyond it a span of keys fits no cache, and the scratch memory of a thread reaches 10 MB
-
 
 # struct Attention of src/attention.h: nine pointers, nine int64, five int32, two floats. Packing them at once costs a
 # quarter of what filling in a ctypes.Structure does.
@@ -64,10 +62,6 @@ class NativeAttention:
     def __init__(self, tools: NativeTools) -> None:
         self._tools = tools
         self._attend, self._store = tools.library.pluglm_attention, tools.library.pluglm_store_keys
-        for function in (self._attend, self._store):
-            function.restype, function.argtypes = None, (ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p)
-        self._call = ctypes.create_string_buffer(_CALL.size)
-        self._address = ctypes.addressof(self._call)
 
     def can_run(self, dtype: torch.dtype, head_dim: int) -> str | None:
         """None, or why not. dtype: of the queries and of the store."""
@@ -77,25 +71,25 @@ class NativeAttention:
 
     def plan(self, segments: Sequence[Segment], block_size: int) -> SegmentTable:
         """What all layers of a step with these block tables share."""
-        numbers, tables = array("i"), array("i")
+        numbers: list[int] = []
+        blocks: list[int] = []
         for one in segments:
-            numbers.extend((one.query_start, one.num_query, one.num_context, len(tables)))
-            tables += array("i", one.block_table)
-        return SegmentTable(numbers, tables, block_size, (numbers.buffer_info()[0], tables.buffer_info()[0]))
+            numbers += (one.query_start, one.num_query, one.num_context, len(blocks))
+            blocks += one.block_table
+        rows, tables = array("i", numbers), array("i", blocks)
+        return SegmentTable(rows, tables, block_size, (rows.buffer_info()[0], tables.buffer_info()[0]))
 
     def store(self, new: NewKeys, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Writes the rows into keys and values [S, K, H]."""
         num_kv_heads, head_dim = keys.shape[1:]
-        _CALL.pack_into(
-            self._call,
-            0,
+        call = _CALL.pack(
             *(0, 0, keys.data_ptr(), values.data_ptr()),
             *(new.k_TKH.data_ptr(), new.v_TKH.data_ptr(), new.slots_T.data_ptr(), 0, 0),
             *(0, new.slots_T.shape[0], 0, new.k_TKH.stride(0), new.v_TKH.stride(0)),
             *(keys.stride(0), keys.stride(1), values.stride(0), values.stride(1)),
             *(0, 0, num_kv_heads, head_dim, 0, 0.0, 0.0),
         )
-        self._store(self._tools.handle, DTYPES[keys.dtype], self._address)
+        self._store(self._tools.handle, DTYPES[keys.dtype], call)
 
     def attend(
         self,
@@ -110,15 +104,13 @@ class NativeAttention:
 
         keys and values [S, K, H] have q's dtype, q's tokens may be any distance apart.
         """
-        out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype)
+        out_TNH = torch.empty_like(q_TNH, memory_format=torch.contiguous_format)
         pointers, num_tokens, k_stride, v_stride = (0, 0, 0), 0, 0, 0
         if new is not None:
             k_TKH, v_TKH, slots_T = new
             pointers = k_TKH.data_ptr(), v_TKH.data_ptr(), slots_T.data_ptr()
             num_tokens, k_stride, v_stride = len(slots_T), k_TKH.stride(0), v_TKH.stride(0)
-        _CALL.pack_into(
-            self._call,
-            0,
+        call = _CALL.pack(
             q_TNH.data_ptr(),
             out_TNH.data_ptr(),
             keys.data_ptr(),
@@ -140,5 +132,5 @@ class NativeAttention:
             layer.scale,
             layer.soft_cap or 0.0,
         )
-        self._attend(self._tools.handle, DTYPES[q_TNH.dtype], self._address)
+        self._attend(self._tools.handle, DTYPES[q_TNH.dtype], call)
         return out_TNH

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import platform
 import shutil
 import subprocess
 import tempfile
@@ -34,17 +35,20 @@ def find_compiler() -> str:
 
 
 def default_cache() -> Path:
-    """Where built libraries are kept: the user's cache folder."""
-    return Path.home() / ".cache/pluglm/native"
+    """Where built libraries are kept: the user's cache folder. NativeBuildError for a user without a home."""
+    try:
+        return Path.home() / ".cache/pluglm/native"
+    except RuntimeError as error:
+        raise NativeBuildError(f"the user has no home folder to keep the built library in: {error}") from error
 
 
 def library_path(level: Level, cache: Path) -> Path:
     """The library of `level`, built when the cache lacks it. NativeBuildError says what stands in the way."""
     compiler = find_compiler()
     target = cache / f"{level.name}-{_digest(level, compiler)}.so"
-    if target.exists():
-        return target
     try:
+        if target.exists():
+            return target
         cache.mkdir(parents=True, exist_ok=True, mode=0o700)
         with _locked(cache / f"{target.stem}.lock"):
             if not target.exists():
@@ -58,7 +62,7 @@ def _digest(level: Level, compiler: str) -> str:
     digest = hashlib.sha256()
     for path in sorted(SOURCES.iterdir()):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    digest.update("\0".join((*_OPTIONS, *level.options, compiler, _version(compiler))).encode())
+    digest.update("\0".join((*_OPTIONS, *level.options, platform.machine(), compiler, _version(compiler))).encode())
     return digest.hexdigest()[:16]
 
 

@@ -27,6 +27,8 @@ class NativeFuser:
         self._name = f"native ({tools.level})"
 
     def make_linear(self, name: str, weight_NK: torch.Tensor, bias_N: torch.Tensor | None) -> Linear:
+        passed_over = tuple((f"native ({level})", why) for level, why in self._tools.refused)
+        self._log.add(KernelChoice("linear", self._name, passed_over))
         return NativeLinear(self._tools, weight_NK, bias_N, always_native=self._always)
 
     def placed(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from pluglm.native.library import LayerStruct
-from pluglm.native.linear import NativeLinear
+from pluglm.native.linear import NativeLinear, dense
 from pluglm.native.tools import DTYPES
 
 if TYPE_CHECKING:
@@ -29,7 +29,28 @@ def refusal(parts: LayerParts) -> str | None:
         return f"its products are {', '.join(sorted(foreign))}"
     if parts.activation not in ACTIVATIONS:
         return f"activation {parts.activation} has no native form"
-    return "its head dim is odd" if parts.spec.head_dim % 2 else None
+    return "its head dim is odd" if parts.spec.head_dim % 2 else _misfit(parts)
+
+
+def _misfit(parts: LayerParts) -> str | None:
+    """The first part that has not the shape or dtype that the others need, or None."""
+    linears, spec = native_linears(parts), parts.spec
+    (_, width), (_, inner) = linears["qkv"].weight_NK.shape, linears["down"].weight_NK.shape
+    turned, dim = spec.num_heads + spec.num_kv_heads, spec.head_dim
+    shapes = {
+        "qkv": ((turned + spec.num_kv_heads) * dim, width),
+        "output": (width, spec.num_heads * dim),
+        "gate_up": (2 * inner, width),
+        "down": (width, inner),
+        "head_norm": (turned, dim),
+        **dict.fromkeys(("attention_norm", "attention_out_norm", "mlp_norm", "mlp_out_norm"), (width,)),
+    }
+    for name, shape in shapes.items():
+        tensor = linears[name].weight_NK if name in linears else getattr(parts, name)
+        if tensor is not None and tensor.shape != shape:
+            return f"its {name} is {list(tensor.shape)}, not {list(shape)}"
+    dtypes = {one.weight_NK.dtype for one in linears.values()}
+    return f"its products have {len(dtypes)} dtypes" if len(dtypes) > 1 else None
 
 
 def native_linears(parts: LayerParts) -> dict[str, NativeLinear]:
@@ -64,16 +85,21 @@ class NativeLayer:
         for name, layer in linears.items():
             setattr(self._struct, name, layer.struct)
         self._qkv, self._output, self._gate_up, self._down = linears.values()
-        self._type = DTYPES[self._qkv.weight_NK.dtype]
+        self._dtype, self._width = self._qkv.weight_NK.dtype, self._qkv.weight_NK.shape[1]
+        self._type = DTYPES[self._dtype]
         self._address, self._most_rows = ctypes.addressof(self._struct), min(one.most_rows for one in linears.values())
         self._kinds = (parts.spec.num_heads, parts.spec.num_kv_heads, parts.spec.num_kv_heads)
         self._heads_shape = (sum(self._kinds), parts.spec.head_dim)
+        self._head_dim = parts.spec.head_dim
 
     def pre_attention(
         self, x_TD: torch.Tensor, cos_T1H: torch.Tensor, sin_T1H: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """q_TNH, k_TKH and v_TKH, views of one tensor [T, C, H]."""
         num_rows, tools = x_TD.shape[0], self._tools
+        x_TD = dense(x_TD, self._dtype, (num_rows, self._width))
+        angles_shape = (num_rows, 1, self._head_dim)
+        cos_T1H, sin_T1H = dense(cos_T1H, self._dtype, angles_shape), dense(sin_T1H, self._dtype, angles_shape)
         heads_TCH = torch.empty((num_rows, *self._heads_shape), dtype=x_TD.dtype)
         angles = cos_T1H.data_ptr(), sin_T1H.data_ptr(), num_rows, heads_TCH.data_ptr()
         if num_rows <= self._most_rows:
@@ -86,8 +112,9 @@ class NativeLayer:
 
     def post_attention(self, x_TD: torch.Tensor, out_TNH: torch.Tensor) -> torch.Tensor:
         """x_TD after the attention's output projection and the feed-forward part."""
-        attended = out_TNH.contiguous()
         num_rows, tools = x_TD.shape[0], self._tools
+        x_TD = dense(x_TD, self._dtype, (num_rows, self._width))
+        attended = dense(out_TNH, self._dtype, (num_rows, self._kinds[0], self._head_dim))
         if num_rows > self._most_rows:
             return self._post_attention_by_parts(x_TD, attended.flatten(1))
         out_TD = torch.empty_like(x_TD)
@@ -149,10 +176,13 @@ class NativeHead:
     """Final norm and head: hidden_RD -> logits_RV float32, before a soft cap."""
 
     def __init__(self, tools: NativeTools, norm_D: torch.Tensor, eps: float, head: NativeLinear) -> None:
+        if norm_D.shape != head.weight_NK.shape[1:]:
+            raise ValueError(f"a head {list(head.weight_NK.shape)} takes no norm {list(norm_D.shape)}")
         self._tools, self._norm_D, self._eps, self._head = tools, norm_D.float().contiguous(), eps, head
 
     def __call__(self, hidden_RD: torch.Tensor) -> torch.Tensor:
-        normed_RD = norm_rows(self._tools, hidden_RD.contiguous(), self._norm_D, self._eps)
+        hidden_RD = dense(hidden_RD, self._head.weight_NK.dtype, (hidden_RD.shape[0], *self._norm_D.shape))
+        normed_RD = norm_rows(self._tools, hidden_RD, self._norm_D, self._eps)
         if hidden_RD.shape[0] > self._head.most_rows:
             return functional.linear(normed_RD, self._head.weight_NK, self._head.bias_N).float()
         return self._head.native(normed_RD, torch.float32)

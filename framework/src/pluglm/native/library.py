@@ -3,28 +3,45 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from pluglm.native.build import NativeBuildError
 
 _POINTER, _INT32, _INT64, _FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
 
+
+def _require_memory(status: int) -> None:
+    if status:
+        raise MemoryError("the native kernels found no memory for their intermediate results")
+
+
 # name -> (result, arguments), as src/api.cpp and src/memory.cpp declare them
-FUNCTIONS: Mapping[str, tuple[type | None, tuple[type, ...]]] = {
+FUNCTIONS: Mapping[str, tuple[type | Callable[[int], None] | None, tuple[type, ...]]] = {
     "pluglm_open": (_POINTER, (_INT32, _INT32)),
     "pluglm_close": (None, (_POINTER,)),
     "pluglm_allow_tiles": (_INT32, ()),
     "pluglm_map": (_POINTER, (ctypes.c_size_t,)),
     "pluglm_unmap": (None, (_POINTER, ctypes.c_size_t)),
     "pluglm_read": (ctypes.c_uint64, (_POINTER, _POINTER, ctypes.c_size_t)),
-    "pluglm_linear": (None, (_POINTER, _INT32, _POINTER, _POINTER, _INT64, _INT32, _POINTER)),
-    "pluglm_norm": (None, (_POINTER, _INT32, _POINTER, _POINTER, _FLOAT, _INT64, _INT64, _POINTER)),
-    "pluglm_add_and_norm": (None, (_POINTER, _INT32, *(_POINTER,) * 4, _FLOAT, _INT64, _INT64, _POINTER, _POINTER)),
-    "pluglm_turn_heads": (None, (_POINTER, _INT32, _POINTER, _POINTER, _POINTER, _POINTER, _INT64, _POINTER)),
-    "pluglm_gated": (None, (_POINTER, _INT32, _INT32, _POINTER, _INT64, _INT64, _POINTER)),
-    "pluglm_pre_attention": (None, (_POINTER, _INT32, _POINTER, _POINTER, _POINTER, _POINTER, _INT64, _POINTER)),
-    "pluglm_post_attention": (None, (_POINTER, _INT32, _POINTER, _POINTER, _POINTER, _INT64, _POINTER)),
+    "pluglm_linear": (_require_memory, (_POINTER, _INT32, _POINTER, _POINTER, _INT64, _INT32, _POINTER)),
+    "pluglm_norm": (_require_memory, (_POINTER, _INT32, _POINTER, _POINTER, _FLOAT, _INT64, _INT64, _POINTER)),
+    "pluglm_add_and_norm": (
+        _require_memory,
+        (_POINTER, _INT32, *(_POINTER,) * 4, _FLOAT, _INT64, _INT64, _POINTER, _POINTER),
+    ),
+    "pluglm_turn_heads": (
+        _require_memory,
+        (_POINTER, _INT32, _POINTER, _POINTER, _POINTER, _POINTER, _INT64, _POINTER),
+    ),
+    "pluglm_gated": (_require_memory, (_POINTER, _INT32, _INT32, _POINTER, _INT64, _INT64, _POINTER)),
+    "pluglm_pre_attention": (
+        _require_memory,
+        (_POINTER, _INT32, _POINTER, _POINTER, _POINTER, _POINTER, _INT64, _POINTER),
+    ),
+    "pluglm_post_attention": (_require_memory, (_POINTER, _INT32, _POINTER, _POINTER, _POINTER, _INT64, _POINTER)),
+    "pluglm_attention": (_require_memory, (_POINTER, _INT32, _POINTER)),
+    "pluglm_store_keys": (_require_memory, (_POINTER, _INT32, _POINTER)),
 }
 
 

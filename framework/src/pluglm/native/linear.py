@@ -33,6 +33,15 @@ def most_native_rows(tools: NativeTools, dtype: torch.dtype) -> int:
     return _MOST_ROWS.get((tools.level, dtype), _MOST_ROWS_ELSEWHERE)
 
 
+def dense(x: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    """x contiguous, for a kernel, which sees addresses only. ValueError unless it is of that dtype and shape."""
+    if x.dtype != dtype or x.shape != shape or not x.is_cpu:
+        raise ValueError(
+            f"a native kernel takes {list(shape)} of {dtype} on the CPU, not {list(x.shape)} of {x.dtype} on {x.device}"
+        )
+    return x.contiguous()
+
+
 class NativeLinear:
     """x @ weight.T + bias. In float32 the bits of a row do not depend on the other rows while native runs them.
 
@@ -43,6 +52,8 @@ class NativeLinear:
     def __init__(
         self, tools: NativeTools, weight_NK: torch.Tensor, bias_N: torch.Tensor | None, *, always_native: bool = False
     ) -> None:
+        if bias_N is not None and bias_N.shape != weight_NK.shape[:1]:
+            raise ValueError(f"a weight {list(weight_NK.shape)} takes no bias {list(bias_N.shape)}")
         self._tools, self._type = tools, DTYPES[weight_NK.dtype]
         self.weight_NK = tools.placed(weight_NK)
         self.bias_N = bias_N
@@ -62,8 +73,9 @@ class NativeLinear:
 
     def native(self, x_RK: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
         """The native product whatever the number of rows, in out_dtype: x's, or float32."""
-        x_RK = x_RK.contiguous()
-        out_RN = torch.empty((x_RK.shape[0], self.weight_NK.shape[0]), dtype=out_dtype)
+        num_outputs, num_inputs = self.weight_NK.shape
+        x_RK = dense(x_RK, self.weight_NK.dtype, (x_RK.shape[0], num_inputs))
+        out_RN = torch.empty((x_RK.shape[0], num_outputs), dtype=out_dtype)
         tools = self._tools
         tools.library.pluglm_linear(
             tools.handle,

@@ -18,10 +18,11 @@ SPIN_US = 50  # longer than the gaps between two jobs of a step, shorter than an
 
 
 class NativeTools:
-    """Threads and scratch memory of the native kernels, used by one caller at a time.
+    """Threads and scratch memory of the native kernels. Calls of several threads run one after another.
 
     level: the instruction level built for; refused: (level, reason) of better ones; num_threads counts the caller.
-    NativeBuildError when no level can be built and loaded, or the one asked for cannot.
+    NativeBuildError when no level can be built and loaded, or the one asked for cannot, or the threads cannot start.
+    After a fork, the child's calls run on the calling thread alone.
     """
 
     def __init__(
@@ -31,12 +32,17 @@ class NativeTools:
         self.level, self.refused, self.library = _best(level, cache or default_cache())
         self.has_tiles = self.level == "amx" and bool(self.library.pluglm_allow_tiles())
         self._arena = Arena(self.library)
-        self.handle = self.library.pluglm_open(num_threads, spin_us)
+        self.handle: int = self.library.pluglm_open(num_threads, spin_us)
+        if not self.handle:
+            raise NativeBuildError(f"the system does not start {num_threads} threads")
         self._close = weakref.finalize(self, self.library.pluglm_close, self.handle)
+        self._close.atexit = False  # a daemon thread may still be inside a call when the interpreter ends
 
     def close(self) -> None:
-        """End the threads. Nothing may be called afterwards."""
-        self._close()
+        """End the threads, after a call that still runs. Calls made afterwards find no handle: AttributeError."""
+        if self._close.alive:
+            del self.handle
+            self._close()
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """A tensor in huge pages where the system grants them. MemoryError when there is no room."""

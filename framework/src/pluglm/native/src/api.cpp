@@ -1,4 +1,7 @@
-// The functions that Python calls: plain C, one structure of pointers for what stays, the rest as arguments.
+// The functions that Python calls: plain C, one structure of pointers for what stays, the rest as arguments. Those that
+// return int32_t give 0, or 1 when there is no memory for it.
+#include <exception>
+
 #include "layer.h"
 
 using namespace pluglm;
@@ -23,64 +26,78 @@ void linear_to(Tools& tools, const Linear<T>& layer, const T* x_RK, int64_t rows
 
 }  // namespace
 
-// Calls FUNCTION<T> with T of `type`, which the caller has checked to be one of the two.
+// Runs CALL, in turn, with T of `type`, which the caller has checked to be one of the two.
 #define PLUGLM_BY_TYPE(type, CALL)   \
-  if ((type) == BFLOAT16) {          \
-    using T = bf16;                  \
-    CALL;                            \
-  } else {                           \
-    using T = float;                 \
-    CALL;                            \
-  }
+  return in_turn(tools, [&] {        \
+    if ((type) == BFLOAT16) {        \
+      using T = bf16;                \
+      CALL;                          \
+    } else {                         \
+      using T = float;               \
+      CALL;                          \
+    }                                \
+  });
 
 extern "C" {
 
-void* pluglm_open(int32_t num_threads, int32_t spin_us) { return new Tools(num_threads, spin_us); }
+// Null when the system starts no more threads.
+void* pluglm_open(int32_t num_threads, int32_t spin_us) {
+  try {
+    return new Tools(num_threads, spin_us);
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+}
 
-void pluglm_close(Tools* tools) { delete tools; }
+// A child process leaves its copy alone: there are no threads to wait for, and its lock may have been held.
+void pluglm_close(Tools* tools) {
+  if (!tools->pool.has_threads()) return;
+  tools->pool.turn().unlock();  // after a call that still runs
+  delete tools;
+}
 
 int32_t pluglm_allow_tiles() { return allow_tiles(); }
 
-void pluglm_linear(Tools* tools, int32_t type, const void* layer, const void* x_RK, int64_t rows, int32_t out_type,
-                   void* out_RN) {
+int32_t pluglm_linear(Tools* tools, int32_t type, const void* layer, const void* x_RK, int64_t rows, int32_t out_type,
+                      void* out_RN) {
   PLUGLM_BY_TYPE(type, linear_to(*tools, *(const Linear<T>*)layer, (const T*)x_RK, rows, out_type, out_RN))
 }
 
-void pluglm_norm(Tools* tools, int32_t type, const void* x_TD, const float* weight_D, float eps, int64_t rows,
-                 int64_t width, void* out_TD) {
+int32_t pluglm_norm(Tools* tools, int32_t type, const void* x_TD, const float* weight_D, float eps, int64_t rows,
+                    int64_t width, void* out_TD) {
   PLUGLM_BY_TYPE(type, each_row(tools->pool, rows, width, [&](int64_t row) {
                    normalise((const T*)x_TD + row * width, weight_D, eps, width, (T*)out_TD + row * width);
                  }))
 }
 
-void pluglm_add_and_norm(Tools* tools, int32_t type, const void* x_TD, const void* change_TD, const float* out_norm,
-                         const float* norm, float eps, int64_t rows, int64_t width, void* sum_TD, void* normed_TD) {
+int32_t pluglm_add_and_norm(Tools* tools, int32_t type, const void* x_TD, const void* change_TD, const float* out_norm,
+                            const float* norm, float eps, int64_t rows, int64_t width, void* sum_TD, void* normed_TD) {
   PLUGLM_BY_TYPE(type, add_and_norm(tools->pool, (const T*)x_TD, (const T*)change_TD, out_norm, norm, eps, rows, width,
                                     (T*)sum_TD, (T*)normed_TD))
 }
 
-void pluglm_turn_heads(Tools* tools, int32_t type, const void* layer, const void* projected, const void* cos_TH,
-                       const void* sin_TH, int64_t rows, void* heads_TCH) {
+int32_t pluglm_turn_heads(Tools* tools, int32_t type, const void* layer, const void* projected, const void* cos_TH,
+                          const void* sin_TH, int64_t rows, void* heads_TCH) {
   PLUGLM_BY_TYPE(type, turn_heads(tools->pool, *(const Layer<T>*)layer, (const T*)projected, (const T*)cos_TH,
                                   (const T*)sin_TH, rows, (T*)heads_TCH))
 }
 
-void pluglm_gated(Tools* tools, int32_t type, int32_t activation, const void* gate_up, int64_t rows, int64_t width,
-                  void* out) {
+int32_t pluglm_gated(Tools* tools, int32_t type, int32_t activation, const void* gate_up, int64_t rows, int64_t width,
+                     void* out) {
   PLUGLM_BY_TYPE(type, each_row(tools->pool, rows, width, [&](int64_t row) {
                    const T* gate = (const T*)gate_up + row * 2 * width;
                    gated(Activation(activation), gate, gate + width, width, (T*)out + row * width);
                  }))
 }
 
-void pluglm_pre_attention(Tools* tools, int32_t type, const void* layer, const void* x_TD, const void* cos_TH,
-                          const void* sin_TH, int64_t rows, void* heads_TCH) {
+int32_t pluglm_pre_attention(Tools* tools, int32_t type, const void* layer, const void* x_TD, const void* cos_TH,
+                             const void* sin_TH, int64_t rows, void* heads_TCH) {
   PLUGLM_BY_TYPE(type, pre_attention(*tools, *(const Layer<T>*)layer, (const T*)x_TD, (const T*)cos_TH,
                                      (const T*)sin_TH, rows, (T*)heads_TCH))
 }
 
-void pluglm_post_attention(Tools* tools, int32_t type, const void* layer, const void* x_TD, const void* attended,
-                           int64_t rows, void* out_TD) {
+int32_t pluglm_post_attention(Tools* tools, int32_t type, const void* layer, const void* x_TD, const void* attended,
+                              int64_t rows, void* out_TD) {
   PLUGLM_BY_TYPE(type, post_attention(*tools, *(const Layer<T>*)layer, (const T*)x_TD, (const T*)attended, rows,
                                       (T*)out_TD))
 }

@@ -53,10 +53,11 @@ class Run {
     Worker<T>(geometry_, counted);
     const int64_t worker_bytes = counted.taken(), partial_bytes = one_partial(nullptr).second;
     const int64_t num_counters = plan_.num_partials ? plan_.blocks.size() : 0;
-    char* memory = (char*)scratch.get(plan_.num_threads * worker_bytes + plan_.num_partials * partial_bytes + num_counters * 4);
-    partials_ = memory + plan_.num_threads * worker_bytes;
+    const int64_t all_workers = plan_.num_threads * worker_bytes, all_partials = plan_.num_partials * partial_bytes;
+    char* memory = (char*)scratch.get(all_workers + all_partials + num_counters * sizeof(int32_t));
+    partials_ = memory + all_workers;
     partial_bytes_ = partial_bytes;
-    counters_ = (int32_t*)(partials_ + plan_.num_partials * partial_bytes);
+    counters_ = (int32_t*)(partials_ + all_partials);
     for (int64_t i = 0; i < num_counters; i++) counters_[i] = plan_.blocks[i].num_spans;
     std::atomic<size_t> next{0};
     pool.run(plan_.num_threads, [&](int index) {
@@ -143,8 +144,8 @@ void store_rows(Pool& pool, const Attention<T>& call) {
 template <typename T>
 void run(Pool& pool, Scratch& scratch, const Attention<T>& call) {
   if (call.new_keys_TKH) store_rows(pool, call);
-  const Shape shape{call.segments, call.num_segments, call.num_kv_heads, call.num_heads / call.num_kv_heads, call.window,
-                    STRIDE<T>};
+  const int group = call.num_heads / call.num_kv_heads;
+  const Shape shape{call.segments, call.num_segments, call.num_kv_heads, group, call.window, STRIDE<T>};
   const BlockPlan plan = plan_blocks(shape, pool.num_threads());
   if (!plan.items.empty()) Run<T>(call, plan).run(pool, scratch);
 }

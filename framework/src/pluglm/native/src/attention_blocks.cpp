@@ -32,8 +32,8 @@ void add_blocks(const Shape& shape, int segment, std::vector<Block>& blocks) {
   }
 }
 
-// Items of the blocks index .. + num_kv_heads, which differ in the kv head alone: its keys lie between those of the other
-// heads, so one thread had best come by for all of them while it has their pages at hand.
+// Items of the blocks index .. + num_kv_heads, which differ in the kv head alone. Keys of one head lie between those of
+// the others, so one thread had best come by for all of them while it has their pages at hand.
 void add_items(BlockPlan& plan, const Shape& shape, int index, bool is_split) {
   const int num_spans = plan.blocks[index].num_spans;
   for (int span = 0; span < (is_split ? num_spans : 1); span++)

@@ -42,7 +42,7 @@ struct Panels {
   int width(int column) const { return std::min(PANEL, columns - column / PANEL * PANEL); }
 };
 
-constexpr int AHEAD = 64;  // rows
+constexpr int AHEAD = 64;  // rows that are asked for before they are read
 
 // Rows of one head in the store: row(i) is at slots[i]. known: slots there are, also behind the `count` rows.
 template <typename T>
@@ -159,8 +159,8 @@ inline void pack_values(const Rows<bf16>& values, const Panels<Pair>& panels) {
       _mm512_storeu_si512(to + 16, _mm512_unpackhi_epi16((__m512i)a, (__m512i)b));
     };
     int column = 0;
-    if (num == 2)
-      for (; column < whole; column += 32) interleave(column, [](const bf16* at, bool) { return load_units<Pair>(at); });
+    auto load_whole = [](const bf16* at, bool) { return load_units<Pair>(at); };
+    for (; num == 2 && column < whole; column += 32) interleave(column, load_whole);
     for (; column < panels.columns; column += 32)
       interleave(column, [&](const bf16* at, bool is_there) {
         return is_there ? load_units<Pair>(at, values.head_dim - column) : vec{};

@@ -118,7 +118,8 @@ void multiply_tiles(const Product<Pair>& job) {
   for (int column = job.column_begin; column < job.column_end; column += step) {
     const int tiles = std::min(step, job.column_end - column) / 16;
     const Place at(job, column);
-    if (step == 32) tiles == 2 ? two_rows_of_tiles<2>(at, units, job.goes_on) : two_rows_of_tiles<1>(at, units, job.goes_on);
+    if (step == 32 && tiles == 2) two_rows_of_tiles<2>(at, units, job.goes_on);
+    else if (step == 32) two_rows_of_tiles<1>(at, units, job.goes_on);
     else if (tiles == 4) one_row_of_tiles<4>(at, units, job.goes_on);
     else if (tiles == 3) one_row_of_tiles<3>(at, units, job.goes_on);
     else if (tiles == 2) one_row_of_tiles<2>(at, units, job.goes_on);

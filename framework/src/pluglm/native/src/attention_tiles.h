@@ -11,7 +11,7 @@ constexpr int TILE_UNITS = 16;  // units along the sum in a tile, a multiple of 
 void begin_tiles(int rows);
 void end_tiles();
 
-// multiply() of up to 32 rows. `left` and `out` have rows to read and write up to a multiple of TILE_ROWS if more; k_begin and
+// multiply() of up to 32 rows, of which memory has a multiple of TILE_ROWS if there are more than so many. k_begin and
 // k_end are multiples of TILE_UNITS.
 void multiply_tiles(const Product<Pair>& job);
 

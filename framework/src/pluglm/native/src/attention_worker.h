@@ -5,9 +5,9 @@
 
 namespace pluglm {
 
-constexpr int LEAST_TILE_ROWS = 2;   // of a block, for matrix tiles
-constexpr int STRETCH = 64;  // keys; a multiple of PANEL
+constexpr int STRETCH = 64;               // keys that are packed at a time if only one group of rows reads them
 constexpr int SCORES_STRIDE = SPAN + 32;  // not a power of two, or rows would share few sets of the first cache
+static_assert(STRETCH % PANEL == 0 && KEY_TILE % LANES == 0 && SPAN % KEY_TILE == 0);
 
 // Hands out pieces of one allocation, each aligned to 64 bytes. Without one it only counts.
 class Pieces {
@@ -58,6 +58,7 @@ struct State {
 // c tanh(x / c) of Gemma 2 (arXiv:2408.00118); tanh y = 1 - 2 / (e^2y + 1).
 inline vec soft_capped(vec x, float cap) { return cap - 2.0f * cap / (exponential(x * (2.0f / cap)) + 1.0f); }
 
+// The memory that one thread works in, and the block it works on: begin, then attend to spans, then end.
 template <typename T>
 class Worker {
   using Unit = UnitOf<T>;
@@ -76,21 +77,21 @@ class Worker {
 
   void begin(const Block& block) {
     block_ = &block;
-    in_tiles_ = HAS_PAIRS && block.num_query * geometry_.group >= LEAST_TILE_ROWS && allow_tiles();
+    in_tiles_ = HAS_PAIRS && allow_tiles();
     if (in_tiles_) begin_tiles(num_rows());
     pack_queries();
   }
 
-  // The block's rows over the keys of one span.
+  // Attention of the block's rows to the keys of one span alone.
   void attend(int span, const State& to) {
     const Attention<T>& call = geometry_.call;
     first_key_ = block_->begin(span);
     num_keys_ = block_->end(span) - first_key_;
     find_slots();
-    const Rows<T> keys{call.keys_SKH + block_->kv_head * call.key_head_stride, call.key_slot_stride, slots_, num_keys_,
-                       call.head_dim, num_keys_};
-    const Rows<T> values{call.values_SKH + block_->kv_head * call.value_head_stride, call.value_slot_stride, slots_,
-                         num_keys_, call.head_dim, num_keys_};
+    const T* key_head = call.keys_SKH + block_->kv_head * call.key_head_stride;
+    const T* value_head = call.values_SKH + block_->kv_head * call.value_head_stride;
+    const Rows<T> keys{key_head, call.key_slot_stride, slots_, num_keys_, call.head_dim, num_keys_};
+    const Rows<T> values{value_head, call.value_slot_stride, slots_, num_keys_, call.head_dim, num_keys_};
     if (num_rows() <= GROUP_ROWS) return attend_group(keys, values, to);
     const Panels<Unit> key_panels = packed_keys(keys), value_panels = packed_values(values);
     for (int row = 0; row < num_rows(); row += GROUP_ROWS) attend_rows(row, key_panels, value_panels, to);
@@ -121,7 +122,8 @@ class Worker {
     const float scale = geometry_.call.scale;
     for (int i = 0; i < geometry_.depth * PER_UNIT<Unit>; i += STEP) {
       const int count = geometry_.call.head_dim - i;
-      store((float*)(to + i / PER_UNIT<Unit>), count >= STEP ? load_units<Unit>(from + i) : load_units<Unit>(from + i, count));
+      const vec units = count >= STEP ? load_units<Unit>(from + i) : load_units<Unit>(from + i, count);
+      store((float*)(to + i / PER_UNIT<Unit>), units);
     }
     if (scale > 0.0f) return;
     using Value = std::conditional_t<HAS_PAIRS, bf16, float>;
@@ -163,7 +165,8 @@ class Worker {
   // any of the rows sees, and the weights between them.
   void attend_rows(int row, const Panels<Unit>& keys, const Panels<Unit>& values, const State& to) {
     const int rows = std::min(GROUP_ROWS, num_rows() - row);
-    const int from = begin_of(row / geometry_.group) / PANEL * PANEL, until = end_of((row + rows - 1) / geometry_.group);
+    const int from = begin_of(row / geometry_.group) / PANEL * PANEL;
+    const int until = end_of((row + rows - 1) / geometry_.group);
     multiply_queries(row, rows, keys, from, until, scores_);
     weigh_rows(row, rows, from, until, to);
     multiply_values(row, rows, values, from, until, (const Unit*)scores_, false, to);
@@ -187,8 +190,8 @@ class Worker {
 
   void multiply_queries(int row, int rows, const Panels<Unit>& keys, int from, int until, float* scores) const {
     const Unit* queries = queries_ + int64_t(row) * geometry_.depth;
-    multiply(Product<Unit>{queries, geometry_.depth, rows, keys, 0, geometry_.depth, from, round_up(until, LANES), scores,
-                           SCORES_STRIDE},
+    multiply(Product<Unit>{queries, geometry_.depth, rows, keys, 0, geometry_.depth, from, round_up(until, LANES),
+                           scores, SCORES_STRIDE},
              in_tiles_);
   }
 

@@ -90,7 +90,7 @@ void chunk(const Linear<T>& layer, int64_t begin, int64_t end, const T* x_RK, in
 
 template <typename T>
 void in_chunks(Pool& pool, const Linear<T>& layer, const T* x_RK, int64_t rows, float* out_RN) {
-  int64_t size = std::max<int64_t>(16, CHUNK_BYTES / (layer.inputs * int64_t(sizeof(T))) / 16 * 16);
+  int64_t size = std::max<int64_t>(16, CHUNK_BYTES / std::max<int64_t>(1, layer.inputs * sizeof(T)) / 16 * 16);
   pool.run(int((layer.outputs + size - 1) / size), [&](int index) {
     chunk(layer, index * size, std::min(layer.outputs, (index + 1) * size), x_RK, rows, out_RN);
   });

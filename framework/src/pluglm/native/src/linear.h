@@ -1,5 +1,7 @@
 // x times a row-major weight, for few rows: the weights are streamed once, strictly forward, whatever the number of rows.
 #pragma once
+#include <new>
+
 #include "pool.h"
 #include "vec.h"
 
@@ -18,12 +20,15 @@ struct Linear {
 class Scratch {
  public:
   ~Scratch() { std::free(memory_); }
-  // At least `bytes`, aligned to 64, contents undefined; the memory of earlier calls is lost.
+  // At least `bytes`, aligned to 64, contents undefined; the memory of earlier calls is lost. Throws std::bad_alloc.
   void* get(size_t bytes) {
     if (bytes > size_) {
       std::free(memory_);
-      size_ = (bytes + 4095) / 4096 * 4096;
-      memory_ = std::aligned_alloc(64, size_);
+      size_ = 0;
+      const size_t whole = (bytes + 4095) / 4096 * 4096;
+      memory_ = std::aligned_alloc(64, whole);
+      if (!memory_) throw std::bad_alloc();
+      size_ = whole;
     }
     return memory_;
   }

@@ -52,6 +52,7 @@ void pluglm_unmap(void* start, size_t bytes) { munmap(start, (bytes + HUGE - 1) 
 uint64_t pluglm_read(Tools* tools, const char* from, size_t bytes) {
   constexpr size_t CHUNK = 1 << 20;
   std::atomic<uint64_t> all{0};
+  const auto turn = tools->pool.turn();
   tools->pool.run(int(bytes / CHUNK), [&](int chunk) { all ^= mixed(from + chunk * CHUNK, CHUNK); });
   return all;
 }

@@ -1,5 +1,7 @@
 #include "pool.h"
 
+#include <unistd.h>
+
 #include <chrono>
 
 namespace pluglm {
@@ -37,11 +39,20 @@ bool spin_until(int spin_us, Condition&& condition) {
 
 }  // namespace
 
-Pool::Pool(int num_threads, int spin_us) : spin_us_(spin_us) {
-  for (int i = 1; i < num_threads; i++) workers_.emplace_back([this] { work_loop(); });
+Pool::Pool(int num_threads, int spin_us) : spin_us_(spin_us), process_(getpid()) {
+  try {
+    for (int i = 1; i < num_threads; i++) workers_.emplace_back([this] { work_loop(); });
+  } catch (...) {
+    stop();
+    throw;
+  }
 }
 
-Pool::~Pool() {
+Pool::~Pool() { stop(); }
+
+bool Pool::has_threads() const { return getpid() == process_; }
+
+void Pool::stop() {
   stopping_ = true;
   ticket_.fetch_add(uint64_t(1) << 2 * FIELD_BITS);
   ticket_.notify_all();

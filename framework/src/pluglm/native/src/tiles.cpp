@@ -125,7 +125,7 @@ bool allow_tiles() {
 }
 
 bool tiles_fit(const Linear<bf16>& layer) {
-  return layer.outputs % TILE == 0 && layer.inputs % TILE_K == 0 && allow_tiles();
+  return layer.outputs % TILE == 0 && layer.inputs && layer.inputs % TILE_K == 0 && allow_tiles();
 }
 
 void tiled_linear(Pool& pool, Scratch& scratch, const Linear<bf16>& layer, const bf16* x_RK, int64_t rows, float* out_RN) {

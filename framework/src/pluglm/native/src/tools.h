@@ -14,4 +14,16 @@ struct Tools {
   Tools(int num_threads, int spin_us) : pool(num_threads, spin_us) {}
 };
 
+// Runs `call` when nobody else uses the tools. 0, or 1 when there is no memory for it.
+template <typename Call>
+int32_t in_turn(Tools* tools, Call&& call) {
+  const auto turn = tools->pool.turn();
+  try {
+    call();
+  } catch (const std::bad_alloc&) {
+    return 1;
+  }
+  return 0;
+}
+
 }  // namespace pluglm
