@@ -16,6 +16,9 @@ from pluglm.kernel.errors import IncompatibleError
 from pluglm.kernel.interfaces.backend import BackendContext
 from pluglm.kernel.interfaces.component import BATCH_INVARIANT, LAYER_GROUPS, Capabilities, ComponentConfig
 from pluglm.kernel.interfaces.kernels import KernelLog
+from pluglm.kernel.interfaces.kv import KVLayout, KVStore
+from pluglm.kernel.interfaces.model import ModelSpec
+from pluglm.kv.store import TensorKVStore
 from pluglm.native.threads import default_threads
 from pluglm.native.tools import SPIN_US
 
@@ -73,6 +76,12 @@ class CpuBackend(TorchBackend):
     @classmethod
     def unavailable(cls) -> str | None:
         return None
+
+    def allocate_kv(self, layout: KVLayout, spec: ModelSpec) -> KVStore:
+        """In huge pages with native kernels: attention over a long context reads them at twice the rate."""
+        if self.tools is None:
+            return super().allocate_kv(layout, spec)
+        return TensorKVStore(layout, spec, self.device, self._dtype, self.tools.empty)
 
     def free_memory(self) -> int:
         return available_memory()
