@@ -8,8 +8,8 @@ namespace pluglm {
 
 namespace {
 
-constexpr int64_t PREFETCH_BYTES = 1024;  // ahead in the weights; 1-4 KiB read alike, none costs a quarter of the rate
-constexpr int64_t CHUNK_BYTES = 64 << 10;
+constexpr int64_t PREFETCH_BYTES = 2048;  // ahead in the weights; 1-4 KiB read alike, none costs a quarter of the rate
+constexpr int64_t CHUNK_BYTES = 256 << 10;  // shorter runs of weights read more slowly, longer ones share out badly
 
 // One step along K: how many elements of a weight row and of a row of x it takes, and the sums it adds to.
 template <typename T>
@@ -90,7 +90,9 @@ void chunk(const Linear<T>& layer, int64_t begin, int64_t end, const T* x_RK, in
 
 template <typename T>
 void in_chunks(Pool& pool, const Linear<T>& layer, const T* x_RK, int64_t rows, float* out_RN) {
-  int64_t size = std::max<int64_t>(16, CHUNK_BYTES / std::max<int64_t>(1, layer.inputs * sizeof(T)) / 16 * 16);
+  const int64_t threads = pool.num_threads(), bytes = layer.outputs * layer.inputs * int64_t(sizeof(T));
+  const int64_t turns = std::max<int64_t>(1, (bytes + threads * CHUNK_BYTES / 2) / (threads * CHUNK_BYTES));
+  const int64_t size = std::max<int64_t>(16, (layer.outputs / (threads * turns) + 15) / 16 * 16);  // equal shares
   pool.run(int((layer.outputs + size - 1) / size), [&](int index) {
     chunk(layer, index * size, std::min(layer.outputs, (index + 1) * size), x_RK, rows, out_RN);
   });
