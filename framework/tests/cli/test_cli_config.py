@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from pluglm import RunConfig
 from pluglm.assembly.resolving import resolve
 
@@ -52,6 +54,17 @@ def test_what_show_prints_is_a_config_of_the_same_plan(pluglm, configs: Path, tm
         first, second = RunConfig.from_file(config), RunConfig.from_file(again)
         assert resolve(second).plan() == resolve(first).plan()
         assert (second.sampling, second.engine, second.model) == (first.sampling, first.engine, first.model)
+
+
+@pytest.mark.parametrize(("backend", "key", "value"), [("cpu", "kernels", "torch"), ("cuda", "graphs", False)])
+def test_keys_that_rule_others_out_stand_beside_their_defaults(
+    pluglm, fake_config: Path, tmp_path: Path, backend: str, key: str, value: str | bool
+):
+    """What show prints has every default spelled out, which must not read as a wish for something that is off."""
+    again = tmp_path / "again.yaml"
+    sets = ("--set", f"backend.use={backend}", "--set", f"backend.{key}={json.dumps(value)}")
+    again.write_text(pluglm("config", "show", fake_config, *sets).out)
+    assert resolve(RunConfig.from_file(again)).plan()["backend"]["config"][key] == value
 
 
 def test_text_of_several_lines_is_shown_on_one(pluglm, fake_config: Path, tmp_path: Path):

@@ -33,7 +33,7 @@ def choose_kernels(
 ) -> CpuKernels:
     """Choices go into `log` as layers are made. PluginError, with the reason, for what the config asks in vain."""
     tools, reason = _open_tools(config, dtype, num_threads)
-    if reason is not None and (config.kernels == "native" or "isa" in config.model_fields_set):
+    if reason is not None and (config.kernels == "native" or config.isa != "auto"):
         wanted = "kernels: native" if config.kernels == "native" else f"isa: {config.isa}"
         hint = "leave out backend.isa and set backend.kernels: auto or torch"
         raise PluginError(f"backend 'cpu': {wanted} cannot be had here: {reason}; {hint}")

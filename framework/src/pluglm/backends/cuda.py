@@ -35,7 +35,7 @@ class CudaConfig(ComponentConfig):
         sizes = self.graph_batch_sizes
         if list(sizes) != sorted(set(sizes)):
             raise ValueError(f"graph_batch_sizes {list(sizes)} do not ascend; give each size once, the least first")
-        if not self.graphs and "graph_batch_sizes" in self.model_fields_set:
+        if not self.graphs and sizes != BATCH_SIZES:  # a config may spell out every default
             raise ValueError("graph_batch_sizes are given and graphs is false; leave one of them out")
         return self
 

@@ -107,13 +107,10 @@ class Decoder(ABC):
         return x_TD
 
     def logits(self, hidden_RD: torch.Tensor) -> torch.Tensor:
-        if self._fused_head is not None and self._soft_cap is None:
-            return self._fused_head(hidden_RD)
-        if self._fused_head is not None:
-            (logits_RV,) = self._map_rows(self._capped, self._fused_head(hidden_RD))
-        else:
-            (logits_RV,) = self._map_rows(self._project, hidden_RD)
-        return logits_RV
+        if self._fused_head is None:
+            return self._map_rows(self._project, hidden_RD)[0]
+        logits_RV = self._fused_head(hidden_RD)
+        return logits_RV if self._soft_cap is None else self._map_rows(self._capped, logits_RV)[0]
 
     def _embed(
         self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, lengths_T: torch.Tensor
