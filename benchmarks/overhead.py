@@ -1,8 +1,8 @@
 """What the engine itself costs a decode step: everything in `EngineCore.step` except the fake backend's `execute`.
 
-    python benchmarks/overhead.py [--threads 1] [--rounds 5] [--steps 100] [--record FILE.json]
+    python benchmarks/overhead.py [--threads 1] [--rounds 5] [--steps 100] [--only CASE] [--record FILE.json]
 
-Counted: views, policy, planner, validator, KV transaction, batch tensors, the hops to the guard's thread and back,
+Counted: views, policy, planner, validator, KV transaction, batch tensors, the change to the guard's thread and back,
 finite checks, logits steps, the draw, verification, detokenising, stop strings, publishing and events. Not counted: the
 time inside `FakeBackend.execute`, which hashes tokens to logits. The targets hold for a vocabulary of 256, where
 sampling is only calls; with the default model's 49,152 the passes over the logits come on top, and are reported beside.
@@ -38,6 +38,9 @@ class Case(NamedTuple):
     scheduler: str
     vocab_size: int
     batch: int
+
+    def __str__(self) -> str:
+        return f"{self.sampling}, {self.scheduler}, vocabulary {self.vocab_size}, batch {self.batch}"
 
 
 class Times(NamedTuple):
@@ -97,6 +100,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--only", default="", help="part of the names of the cases to run, as 'top_p, fcfs'")
     parser.add_argument("--record", type=Path, default=Path("benchmarks/records/overhead.json"))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -107,6 +111,9 @@ def main() -> None:
         for scheduler in SCHEDULERS
         for batch in BATCHES
     ]
+    cases = [case for case in cases if options.only in str(case)]
+    if not cases:
+        parser.error(f"--only {options.only!r} is part of no case's name; one is '{Case('greedy', 'fcfs', 256, 1)}'")
     runs: dict[Case, list[Times]] = {case: [] for case in cases}
     for _ in range(options.rounds):
         for case in cases:
@@ -114,8 +121,7 @@ def main() -> None:
     results = []
     for case, times in runs.items():
         wall_ms, cpu_ms = (statistics.median(one) for one in zip(*times, strict=True))
-        what = f"{case.sampling}, {case.scheduler}, vocabulary {case.vocab_size}, batch {case.batch}"
-        print(f"{what}: {wall_ms:.3f} ms, of the processor {cpu_ms:.3f}{verdict(case, wall_ms)}")
+        print(f"{case}: {wall_ms:.3f} ms, of the processor {cpu_ms:.3f}{verdict(case, wall_ms)}")
         rounds = [one._asdict() for one in times]
         results.append({**case._asdict(), "rounds": rounds, "wall_ms": wall_ms, "cpu_ms": cpu_ms})
     record = {

@@ -113,8 +113,8 @@ def test_every_key_of_our_components() -> None:
         if entry.kind != "model" and entry.target.startswith("pluglm"):
             config = load(entry).Config
             known |= {(entry.kind, entry.name, key): default_of(config, key) for key in config.model_fields}
-    assert steps == "all seven"
-    assert len(known.pop(("sampler", "chain", "steps"))) == 7 == len(list_entries("logits_step"))
+    assert steps == "those of the preset"
+    del known["sampler", "chain", "steps"]  # docs/sampling.md has them
     assert stated == known
 
 

@@ -1,7 +1,8 @@
 """Every pair of components that can be combined gives the reference tokens; every other pair is refused with a reason.
 
 The components are those that are installed, so a new one joins by its entry point. References: transformers in float32
-for the CPU backend (with the weights that a quantizer stands for), and the documented hash for the fake backend.
+for the CPU backend (with the weights that a quantizer and the keys and values that a KV format stand for), and the
+documented hash for the fake backend.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from kv_format_cases import greedy
 
 from pluglm import Engine, RunConfig, SamplingParams
 from pluglm.assembly.registry import list_entries
@@ -70,17 +72,17 @@ def config_of(model: Path, draft: Path, pair: tuple[Choice, Choice]) -> RunConfi
 
 
 @pytest.fixture(scope="module")
-def reference(tiny_model: Path) -> Callable[[str | None], list[list[int]]]:
-    """Greedy tokens by transformers, with every linear weight as the named quantizer stores it."""
+def reference(tiny_model: Path) -> Callable[[str | None, str | None], list[list[int]]]:
+    """Greedy tokens by transformers, with every linear weight as the named quantizer and KV as the format stores it."""
     from transformers import LlamaForCausalLM
 
     from pluglm.assembly.registry import find, load
 
-    known: dict[str | None, list[list[int]]] = {}
+    known: dict[tuple[str | None, str | None], list[list[int]]] = {}
 
-    def tokens(quantizer: str | None) -> list[list[int]]:
-        if quantizer in known:
-            return known[quantizer]
+    def tokens(quantizer: str | None, kv_format: str | None) -> list[list[int]]:
+        if (quantizer, kv_format) in known:
+            return known[quantizer, kv_format]
         model = LlamaForCausalLM.from_pretrained(tiny_model, dtype=torch.float32).eval()
         if quantizer is not None:
             cls = load(find(("quantizer",), quantizer))
@@ -89,9 +91,9 @@ def reference(tiny_model: Path) -> Callable[[str | None], list[list[int]]]:
                 if isinstance(module, torch.nn.Linear):
                     weight = maker.dequantize(maker.make_linear(name, module.weight.detach().clone(), None))
                     module.weight.data = weight
-        greedy = {"max_new_tokens": NUM_TOKENS, "do_sample": False, "eos_token_id": None}
-        known[quantizer] = [model.generate(torch.tensor([p]), **greedy)[0, len(p) :].tolist() for p in PROMPTS]
-        return known[quantizer]
+        outputs = [greedy(model, torch.tensor([p]), NUM_TOKENS, kv_format).sequences[0] for p in PROMPTS]
+        known[quantizer, kv_format] = [one[len(p) :].tolist() for one, p in zip(outputs, PROMPTS, strict=True)]
+        return known[quantizer, kv_format]
 
     return tokens
 
@@ -113,7 +115,7 @@ def draft(make_tiny_model: Callable[..., Path]) -> Path:
 
 @pytest.mark.parametrize("pair", PAIRS, ids=pair_id)
 def test_pair(
-    pair: tuple[Choice, Choice], tiny_model: Path, draft: Path, reference: Callable[[str | None], list[list[int]]]
+    pair: tuple[Choice, Choice], tiny_model: Path, draft: Path, reference: Callable[..., list[list[int]]]
 ) -> None:
     names = {slot: name for slot, name, _ in pair}
     config = config_of(tiny_model, draft, pair)
@@ -129,7 +131,7 @@ def test_pair(
             vocab_size = engine._core.parts.runner.spec.vocab_size
             assert [output.token_ids for output in outputs] == [fake_tokens(p, vocab_size) for p in PROMPTS]
         else:
-            assert [output.token_ids for output in outputs] == reference(names.get("quantizer"))
+            assert [output.token_ids for output in outputs] == reference(names.get("quantizer"), names.get("kv_format"))
         if "grammar" in names:
             check_grammar(engine)
         if "search" in names:

@@ -10,13 +10,18 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from pluglm.arguments import silent
+from pluglm.backends import triton_choice
 from pluglm.backends.cuda import CudaBackend
 from pluglm.backends.cuda_graphs import CudaGraphTools
-from pluglm.backends.execute import inputs_on
+from pluglm.backends.execute import inputs_on, picked_rows
 from pluglm.backends.transfers import fill, sent
 from pluglm.kernel.core import ModelInput
 from pluglm.kernel.errors import PluginError
 from pluglm.kernel.interfaces.backend import BackendContext
+from pluglm.kernel.interfaces.footprint import Footprint
+from pluglm.triton_kernels.fuser import TritonFuser
+from pluglm.triton_kernels.gather import gather_rows
 
 CONTEXT = BackendContext(dtype="bfloat16", deterministic=False, num_threads=None)
 
@@ -77,6 +82,48 @@ def test_graphs_are_there_unless_turned_off(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert CudaBackend(CudaBackend.Config(), CONTEXT).graphs is not None
     assert CudaBackend(CudaBackend.Config(graphs=False), CONTEXT).graphs is None
+
+
+@pytest.fixture
+def one_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that is visible and cannot be used."""
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+
+
+@pytest.mark.usefixtures("one_device")
+def test_kernels_that_do_not_run_are_recorded_and_refused_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_choice, "why_not_triton", lambda device: f"nothing runs on {device}")
+    for kernels, reason in (("auto", "nothing runs on cuda:0"), ("torch", "the config says kernels: torch")):
+        choices = CudaBackend(CudaBackend.Config(kernels=kernels), CONTEXT).kernels.choices
+        assert [(one.operation, one.kernel) for one in choices] == [("decoder layer", "torch"), ("head", "torch")]
+        assert {one.refused for one in choices} == {(("triton", reason),)}
+    with pytest.raises(PluginError, match="kernels: triton cannot be had here: nothing runs on cuda:0; set backend"):
+        CudaBackend(CudaBackend.Config(kernels="triton"), CONTEXT)
+    with pytest.raises(ValidationError):
+        CudaBackend.Config(kernels="native")
+
+
+@pytest.mark.usefixtures("one_device")
+def test_kernels_that_run_are_offered_to_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_choice, "why_not_triton", lambda device: None)
+    offered: list[Any] = []
+    family: Any = SimpleNamespace(load=lambda checkpoint, context: offered.append(context.fuser))
+    for kernels in ("auto", "triton", "torch"):
+        backend = CudaBackend(CudaBackend.Config(kernels=kernels), CONTEXT)
+        backend.load_model(family, SimpleNamespace(), None, silent)  # type: ignore[arg-type]
+        # A tensor is sent to the device and used there: nothing of it exists twice.
+        assert [backend.weight_footprint(12, "linear", parts) for parts in (1, 3)] == [Footprint(12, 0)] * 2
+        assert backend._pick_rows is (picked_rows if kernels == "torch" else gather_rows)
+    assert [type(fuser) for fuser in offered] == [TritonFuser, TritonFuser, type(None)]
+
+
+@pytest.mark.usefixtures("one_device")
+def test_a_device_that_cannot_be_used_leaves_layers_to_torch() -> None:
+    (layer, head) = CudaBackend(CudaBackend.Config(), CONTEXT).kernels.choices
+    assert (layer.kernel, head.kernel) == ("torch", "torch")
+    assert layer.refused[0][1].startswith(("a first launch failed: ", "triton is not installed"))
 
 
 class HostTensor:

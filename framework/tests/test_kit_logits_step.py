@@ -74,11 +74,11 @@ class AlsoReadsTopK(PlainMinP):
 
 
 class MovesTheBest(PlainMinP):
-    """Penalises the best token by more than the margin in one of 4000 rows."""
+    """Penalises the best token by more than the margin in one of 10,000 rows."""
 
     def apply(self, logits_RV: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
         out_RV = super().apply(logits_RV, rows)
-        if len(rows) == 4000:
+        if len(rows) == 10_000:
             out_RV[77] = out_RV[77].flip(0)
         return out_RV
 
@@ -118,6 +118,38 @@ def doubles(step: Any, before: torch.Tensor, after: torch.Tensor, rows: Sequence
     return after.double()
 
 
+def takes_the_largest_min_p(
+    step: Any, before: torch.Tensor, after: torch.Tensor, rows: Sequence[SampleRow]
+) -> torch.Tensor:
+    """One parameter for the whole batch."""
+    floor_R = before.max(1).values + torch.tensor(max(row.params.min_p for row in rows)).log()
+    return before.masked_fill(before < floor_R[:, None], -float("inf"))
+
+
+def one_mask_a_request(step: Any, before: torch.Tensor, after: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
+    """Rows behind drafts get what the first row of their request gets."""
+    first = {(row.seed, row.lane): index for index, row in reversed(list(enumerate(rows)))}
+    return after[[first[row.seed, row.lane] for row in rows]]
+
+
+def averages(step: Any, before: torch.Tensor, after: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
+    """A NaN anywhere reaches everyone."""
+    return after + 0.0 * before.isnan().any() + (before * 0.0).mean().nan_to_num(1.0) * before.isnan().any()
+
+
+def drops_the_last_id(step: Any, before: torch.Tensor, after: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
+    """As a kernel that takes the vocabulary for one id smaller."""
+    is_best = before.argmax(1) == before.shape[1] - 1
+    after[~is_best, -1] = -float("inf")
+    return after
+
+
+def drops_high_logits(step: Any, before: torch.Tensor, after: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
+    """A threshold on logits instead of probabilities."""
+    is_best = before == before.max(1, keepdim=True).values
+    return after.masked_fill((before > 12.0) & ~is_best, -float("inf"))
+
+
 BROKEN: dict[str, type[PlainMinP]] = {
     "parameters_are_real_fields": WrongName,
     "neutral_params_are_inactive": AlwaysActive,
@@ -132,6 +164,11 @@ BROKEN: dict[str, type[PlainMinP]] = {
     "truncations_keep_the_rest": changed(renormalises),
     "large_logits_stay_numbers": changed(exponentiates),
     "argmax_is_invariant": MovesTheBest,
+    "neighbours_params_do_not_matter": changed(takes_the_largest_min_p),
+    "a_window_is_its_rows": changed(one_mask_a_request),
+    "broken_rows_stay_alone": changed(averages),
+    "tokens_have_no_names": changed(drops_the_last_id),
+    "shifts_keep_the_set": changed(drops_high_logits),
 }
 
 
@@ -155,3 +192,35 @@ def test_the_argmax_check_is_made_only_when_declared() -> None:
         argmax_invariant = False
 
     assert "argmax_is_invariant" not in {check.name for check in logits_step_checks(Undeclared)}
+
+
+class PlainMask(PlainMinP):
+    """Bans every token but the allowed ones, whatever is left."""
+
+    argmax_invariant = False
+    hard_mask = True
+    parameters = ("allowed_token_ids",)
+
+    def is_active(self, params: SamplingParams) -> bool:
+        return params.allowed_token_ids is not None
+
+    def apply(self, logits_RV: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
+        allowed = [list(row.params.allowed_token_ids or ()) for row in rows]
+        banned_RV = torch.stack([torch.ones(logits_RV.shape[1]).index_fill(0, torch.tensor(ids), 0) for ids in allowed])
+        return logits_RV.masked_fill(banned_RV.bool(), float("-inf"))
+
+
+class FallsBack(PlainMask):
+    """Rather a token outside the list than an unlikely one inside it."""
+
+    def apply(self, logits_RV: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
+        masked_RV = super().apply(logits_RV, rows)
+        is_poor = masked_RV.max(1, keepdim=True).values < logits_RV.max(1, keepdim=True).values - 5.0
+        return torch.where(is_poor & masked_RV.isfinite().any(1, keepdim=True), logits_RV, masked_RV)
+
+
+def test_a_hard_mask_may_empty_a_row_but_not_look_at_it() -> None:
+    assert run_checks(logits_step_checks(PlainMask)).ok
+    names = {check.name for check in logits_step_checks(PlainMask)}
+    assert "one_token_survives" not in names
+    assert run_checks(logits_step_checks(FallsBack)).failed == ("hard_masks_ignore_logits",)

@@ -20,7 +20,7 @@ from pluglm.models.rope import rotate
 from pluglm.triton_kernels.availability import unavailable
 from pluglm.triton_kernels.gated import gated
 from pluglm.triton_kernels.gather import gather_rows
-from pluglm.triton_kernels.rms_norm import add_rms_norm, rms_norm
+from pluglm.triton_kernels.rms_norm import add_rms_norm, add_rows, rms_norm
 from pluglm.triton_kernels.rope import rope
 
 # T: rows, D: features, C: heads, H: head dim, F: H / 2
@@ -69,6 +69,21 @@ def residual_norms(dtype: torch.dtype) -> list[Pair]:
     return pairs
 
 
+def norms_on_both_sides(dtype: torch.dtype) -> list[Pair]:
+    """What is added is normalised first and not rounded between; and sums that nothing is made of."""
+    pairs = []
+    for width, offset in ((96, 0.0), (33, 1.0)):
+        x_TD, residual_TD = _random(dtype, 3, width, scale=20.0), _random(dtype, 3, width + 1)[:, 1:]
+        inner_D, outer_D = _random(dtype, width), _random(dtype, width + 2)[1:-1]
+        out_TD, sum_TD = add_rms_norm(x_TD, residual_TD, outer_D, EPS, offset, inner_D)
+        exact_TD = _norm_of(x_TD, inner_D, offset) + residual_TD.double()
+        # The rounded sum itself: where float32 and float64 round it to different sides, the norm follows the former.
+        pairs += [(sum_TD, exact_TD), (out_TD, _norm_of(sum_TD, outer_D, offset))]
+        pairs.append((add_rows(x_TD, residual_TD, EPS, offset, inner_D), exact_TD))
+        pairs.append((add_rows(x_TD, residual_TD), x_TD.double() + residual_TD.double()))
+    return pairs
+
+
 def _angles(num_rows: int, head_dim: int, dtype: torch.dtype) -> Pair:
     """cos_T1H and sin_T1H as pluglm.models.rope stores them."""
     angles_TF = torch.arange(num_rows, dtype=torch.float64)[:, None] * 0.7 ** torch.arange(head_dim // 2)
@@ -92,15 +107,41 @@ def rotations(dtype: torch.dtype) -> list[Pair]:
     return pairs
 
 
+def normed_rotations(dtype: torch.dtype) -> list[Pair]:
+    """Heads whose norms have weights of their own, as rows of C heads with H features each; then `rotate`."""
+    pairs = []
+    for num_heads, head_dim in ((3, 64), (2, 6), (5, 24)):
+        x_TCH = _random(dtype, 3, num_heads + 1, head_dim, scale=8.0)[:, :num_heads]
+        weight_CH, (cos_T1H, sin_T1H) = _random(torch.float32, num_heads, head_dim), _angles(3, head_dim, dtype)
+        normed_TCH = torch.stack([_norm_of(x_TCH[:, c], weight_CH[c], 0.0) for c in range(num_heads)], 1)
+        exact_TCH = rotate(normed_TCH, cos_T1H.double(), sin_T1H.double())
+        pairs.append((rope(x_TCH, cos_T1H, sin_T1H, weight_CH, EPS), exact_TCH))
+    return pairs
+
+
+_WIDTHS = (
+    ("silu", 300),
+    ("swish", 1),
+    ("gelu_pytorch_tanh", 300),
+    ("gelu_pytorch_tanh", 2100),
+    ("gelu", 70),
+    ("relu", 70),
+)
+
+
 def activations(dtype: torch.dtype) -> list[Pair]:
     """From the definitions in float64; values far out on both sides."""
     pairs = []
-    for name, width in (("silu", 300), ("swish", 1), ("gelu_pytorch_tanh", 300), ("gelu_pytorch_tanh", 2100)):
+    for name, width in _WIDTHS:
         gate_up = _random(dtype, 2, 2 * width + 1, scale=4.0)[:, 1:]
         gate_up[0, 0], gate_up[1, 0] = 200.0, -200.0
         gate, up = gate_up.double().chunk(2, -1)
         if name == "gelu_pytorch_tanh":
             act = 0.5 * gate * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (gate + 0.044715 * gate**3)))
+        elif name == "gelu":
+            act = 0.5 * gate * (1 + torch.erf(gate / 2**0.5))
+        elif name == "relu":
+            act = gate * (gate > 0)
         else:
             act = gate / (1 + torch.exp(-gate))
         pairs.append((gated(gate_up, name), act * up))
@@ -117,7 +158,8 @@ def gathers(dtype: torch.dtype) -> list[Pair]:
 
 
 CASES: dict[str, Callable[[torch.dtype], list[Pair]]] = {
-    case.__name__: case for case in (norms, residual_norms, rotations, activations, gathers)
+    case.__name__: case
+    for case in (norms, residual_norms, norms_on_both_sides, rotations, normed_rotations, activations, gathers)
 }
 
 
@@ -169,7 +211,7 @@ def interpreted() -> dict[str, Any]:
 def bound_of(name: str, dtype: str) -> float:
     if dtype == "float16":
         return 1.01
-    return 16 * (2 * 2**0.5 + 1) if name == "rotations" else 8.0
+    return 16 * (2 * 2**0.5 + 1) if name.endswith("rotations") else 8.0
 
 
 @needs_triton
@@ -205,7 +247,7 @@ def test_a_machine_without_a_device_is_named(monkeypatch: pytest.MonkeyPatch) ->
     assert unavailable() == "no CUDA device is visible"
 
 
-X_TD, HEADS_TCH = torch.ones(2, 4), torch.ones(2, 3, 4)
+X_TD, HEADS_TCH, ANGLES = torch.ones(2, 4), torch.ones(2, 3, 4), torch.ones(2, 1, 4)
 REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
     "integers": (lambda: rms_norm(X_TD.int(), X_TD[0], EPS), "x_TD is torch.int32"),
     "columns": (lambda: rms_norm(X_TD.T, X_TD[:, 0], EPS), "side by side"),
@@ -213,8 +255,13 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
     "features": (lambda: rms_norm(torch.ones(1, 16385), torch.ones(16385), EPS), "1 to 16384 fit"),
     "residual": (lambda: add_rms_norm(X_TD, X_TD[:1], X_TD[0], EPS), "shape of residual_TD"),
     "mixed": (lambda: add_rms_norm(X_TD, X_TD.half(), X_TD[0], EPS), "dtype of residual_TD is torch.float16"),
-    "angles": (lambda: rope(HEADS_TCH, HEADS_TCH, HEADS_TCH), r"shape of cos_T1H is \(2, 3, 4\), not \(2, 1, 4\)"),
-    "activation": (lambda: gated(X_TD, "relu"), "'relu' has no kernel; there are"),
+    "angles": (
+        lambda: rope(HEADS_TCH, HEADS_TCH, HEADS_TCH),
+        r"cos_T1H has shape \(2, 3, 4\) .* not contiguous of shape \(2, 1, 4\)",
+    ),
+    "weights": (lambda: rope(HEADS_TCH, ANGLES, ANGLES, X_TD), r"shape of weight_CH is \(2, 4\), not \(3, 4\)"),
+    "inner": (lambda: add_rows(X_TD, X_TD, EPS, 0.0, X_TD[0, :3]), "length of x_weight_D is 3, not 4"),
+    "activation": (lambda: gated(X_TD, "mish"), "'mish' has no kernel; there are"),
     "odd": (lambda: gated(X_TD[:, :3], "silu"), "width by 2 is 1, not 0"),
     "rows": (lambda: gather_rows(X_TD, torch.tensor([1], dtype=torch.int32)), "dtype of rows_R is torch.int32"),
 }
@@ -228,7 +275,7 @@ def test_what_no_kernel_takes_is_refused(name: str) -> None:
 
 
 def test_nothing_imports_triton_until_a_kernel_runs() -> None:
-    modules = ("availability", "aot", "rms_norm", "rope", "gated", "gather", "cases")
+    modules = ("availability", "aot", "rms_norm", "rope", "gated", "gather", "cases", "fuser", "layers")
     lines = [f"import pluglm.triton_kernels.{module}" for module in modules]
     code = "\n".join(["import sys, pluglm", *lines, "raise SystemExit('triton' in sys.modules)"])
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

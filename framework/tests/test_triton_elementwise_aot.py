@@ -44,7 +44,7 @@ def test_every_kernel_compiles_without_spills(arch: int) -> None:
 def _gated() -> Any:
     from pluglm.triton_kernels.cases import gated_case
 
-    return gated_case("*bf16", is_gelu=True)
+    return gated_case("*bf16", "gelu_tanh")
 
 
 def test_without_known_alignment_accesses_are_narrow() -> None:
@@ -71,7 +71,7 @@ def test_registers_are_those_of_the_binary(tmp_path: Path) -> None:
 def test_arguments_must_be_complete() -> None:
     case = _gated()
     with pytest.raises(ValueError, match=r"unknown \['nothing'\], missing \['BLOCK'\], given .* \[\]"):
-        compile_kernel(case.fn, {**case.signature, "nothing": "i32"}, {"IS_GELU": True}, 90)
+        compile_kernel(case.fn, {**case.signature, "nothing": "i32"}, {"FORM": "gelu_tanh"}, 90)
     with pytest.raises(ValueError, match="is no JITFunction"):
         compile_kernel(case.fn.fn, case.signature, case.constexprs, 90)
 

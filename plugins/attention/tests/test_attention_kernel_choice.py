@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
+import torch
 from attention_tools import native_tools
 
 from pluglm.kernel.errors import IncompatibleError
-from pluglm.kernel.interfaces.component import BATCH_INVARIANT, DETERMINISTIC, BuildContext
+from pluglm.kernel.interfaces.component import BATCH_INVARIANT, DETERMINISTIC, KV_FORMATS, BuildContext, ComponentConfig
 from pluglm.kernel.interfaces.kernels import KernelChoice
 from pluglm.testing.context import make_context
+from pluglm.testing.kv_formats import NibbleKV
 from pluglm_attention.flash import FlashAttention
 from pluglm_attention.kernel_choice import KernelConfig
 from pluglm_attention.paged import PagedAttention
+from pluglm_attention.triton_kernels import CODES, why_not_encoded
 
 PLUGINS = [(FlashAttention, "flash"), (PagedAttention, "paged")]
 NO_CUDA = ("triton", "it runs on CUDA devices, not on cpu")
@@ -63,7 +67,7 @@ def test_kernels_whose_bits_depend_on_the_batch_say_so(cls: type[Any], kernel: A
 @pytest.mark.parametrize("cls", [FlashAttention, PagedAttention])
 @pytest.mark.parametrize("kernel", ["auto", "native", "tiled"])
 def test_the_others_promise_not_to_depend_on_it(cls: type[Any], kernel: Any) -> None:
-    assert cls.capabilities(KernelConfig(kernel=kernel)).provides == {BATCH_INVARIANT}
+    assert BATCH_INVARIANT in cls.capabilities(KernelConfig(kernel=kernel)).provides
 
 
 @pytest.mark.parametrize(("cls", "name"), PLUGINS)
@@ -91,3 +95,49 @@ def test_tools_of_another_kind_are_not_used() -> None:
 
 def test_only_the_triton_kernel_has_plans_for_graphs() -> None:
     assert not hasattr(PagedAttention(KernelConfig(kernel="torch"), make_context()), "static_plan")
+
+
+NIBBLES = NibbleKV(ComponentConfig(), "cpu", torch.float32)
+
+
+@pytest.mark.parametrize("cls", [FlashAttention, PagedAttention])
+def test_all_kernels_but_the_native_one_read_kv_formats(cls: type[Any]) -> None:
+    for kernel in ("auto", "tiled", "torch", "triton"):
+        declared = cls.capabilities(KernelConfig(kernel=kernel))  # type: ignore[arg-type]
+        assert KV_FORMATS in declared.provides
+        assert "slot:kv_format" not in declared.refuses
+    native = cls.capabilities(KernelConfig(kernel="native"))
+    assert KV_FORMATS not in native.provides
+    assert "the run has a KV format; set attention.kernel: auto" in native.refuses["slot:kv_format"]
+
+
+@pytest.mark.parametrize("cls", [FlashAttention, PagedAttention])
+def test_in_a_kv_format_torch_computes_and_the_log_says_why(cls: type[Any]) -> None:
+    for deterministic, kernel in ((False, "torch"), (True, "tiled")):
+        (choice,) = choices(cls, "auto", tools=native_tools(), kv_format=NIBBLES, deterministic=deterministic)
+        assert choice.kernel == kernel
+        assert "the run has a KV format" in dict(choice.refused)["native"]
+
+
+class Declares(NibbleKV):
+    """Codes of some arithmetic."""
+
+    def __init__(self, codes: Any) -> None:
+        self.codes = codes
+
+    def symmetric(self) -> Any:
+        return self.codes
+
+
+def test_triton_takes_the_codes_that_it_writes_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    assert why_not_encoded(None, cuda) is None
+    assert "has other ones" in str(why_not_encoded(NIBBLES, cuda))
+    assert "has other ones" in str(why_not_encoded(Declares(dataclasses.replace(CODES[0], limit=126.0)), cuda))
+    assert [why_not_encoded(Declares(one), cuda) for one in CODES] == [
+        None,
+        "cuda has compute capability 8.0, and e4m3 needs 8.9: store int8 instead",
+    ]
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    assert [why_not_encoded(Declares(one), cuda) for one in CODES] == [None, None]

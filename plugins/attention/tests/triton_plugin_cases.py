@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from typing import Any
 
 import pytest
@@ -10,16 +12,41 @@ from triton import knobs
 
 from pluglm.kernel.core import Segment
 from pluglm.kernel.interfaces.attention import AttentionBatch, GraphAttention
+from pluglm.kernel.interfaces.kv_format import KVRow, SymmetricCodes
 from pluglm.testing.attention import spec_of
 from pluglm.testing.attention_cases import batch_of, fresh_store, make_case, new_rows, reference
+from pluglm.testing.attention_formats import decoded, encoded_store
 from pluglm.testing.context import make_context
+from pluglm.testing.kv_format import nearest_codes
+from pluglm_attention.bounds import ROUNDED_WEIGHTS
 from pluglm_attention.kernel_choice import KernelConfig
 from pluglm_attention.paged import PagedAttention
-from pluglm_attention.triton_kernels import TritonFlash, TritonPaged, find_rows
+from pluglm_attention.torch_kernels import TorchKernel
+from pluglm_attention.triton_kernels import CODES, TritonFlash, TritonPaged, find_rows
 
 # Prefill, decode, a cached prefix and all of them in one batch.
 LENGTHS = (14, 3, 15)
 STEPS = [[(0, 12), (1, 2)], [(0, 1), (1, 1), (2, 11)], [(0, 1), (2, 4)]]
+
+
+class TableKV:
+    """A format by the definition of its codes: the nearest of a table, as the contract kit of formats finds it."""
+
+    def __init__(self, codes: SymmetricCodes) -> None:
+        self.codes, self.bits = codes, torch.int8 if codes.value_dtype == torch.int8 else torch.uint8
+
+    def row(self, head_dim: int) -> KVRow:
+        return KVRow(code_dtype=self.bits, num_codes=head_dim, scale_dtype=torch.float32, num_scales=1)
+
+    def encode(self, x_TKH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        codes, scales = nearest_codes(x_TKH.float(), self.codes)
+        return codes.view(self.bits), scales
+
+    def decode(self, codes_TKH: torch.Tensor, scales_TK1: torch.Tensor) -> torch.Tensor:
+        return codes_TKH.view(self.codes.value_dtype).float() * scales_TK1
+
+    def symmetric(self) -> SymmetricCodes:
+        return self.codes
 
 
 def test_kernels_are_interpreted() -> None:
@@ -34,6 +61,43 @@ def test_steps(world: Any, kind: type[Any], window: int | None, scattered: bool)
     outputs = world.run(kind(), layer, sequences, STEPS, 4, scattered)
     for tokens, out_PNH in zip(sequences, outputs, strict=True):
         torch.testing.assert_close(out_PNH.double(), world.reference(layer, tokens), rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("window", [None, 6])
+@pytest.mark.parametrize("codes", CODES, ids=lambda codes: str(codes.value_dtype))
+def test_codes_are_written_and_read_in_the_kernels(
+    world: Any, codes: SymmetricCodes, window: int | None, dtype: torch.dtype
+) -> None:
+    """Stored to the bit as the format encodes; results within the bound of float64 over what that stands for, and so
+    are those of the torch kernel."""
+    kv_format: Any = TableKV(codes)
+    layer = world.layer(4, 2, 16, window=window)
+    case = make_case(layer, [(12, 1), (0, 9), (14, 4), (3, 1)], block_size=4, shuffled=True, dtype=dtype)
+    store, same, batch = (*(encoded_store(case, kv_format, "cpu") for _ in range(2)), batch_of(case, "cpu"))
+    kernels = (TritonPaged(codes), store), (TorchKernel.paged(kv_format), same)
+    expected = reference(decoded(case, kv_format))
+    for kernel, kept in kernels:
+        out_TNH = kernel.run(layer, *new_rows(case, "cpu"), kernel.plan(batch), kept)  # type: ignore[attr-defined]
+        assert out_TNH.dtype == dtype
+        bound = ROUNDED_WEIGHTS[str(dtype).removeprefix("torch.")]
+        torch.testing.assert_close(out_TNH.double(), expected, rtol=0, atol=bound)
+    assert all(map(torch.equal, store.parts(0), same.parts(0)))
+
+
+@pytest.mark.parametrize("codes", CODES, ids=lambda codes: str(codes.value_dtype))
+def test_chunks_and_decode_store_the_same_codes(world: Any, codes: SymmetricCodes) -> None:
+    kv_format: Any = TableKV(codes)
+    layer, parts = world.layer(2, 1, 16), []
+    for cuts in ((0, 13), (0, 5, 12, 13), tuple(range(14))):
+        whole = make_case(layer, [(0, 13)], block_size=4)
+        store, kernel = encoded_store(whole, kv_format, "cpu"), TritonPaged(codes)
+        for first, last in itertools.pairwise(cuts):
+            case = dataclasses.replace(whole, lengths=((first, last - first),))
+            kernel.run(layer, *new_rows(case, "cpu"), kernel.plan(batch_of(case, "cpu")), store)
+        parts.append(store.parts(0))
+    assert all(map(torch.equal, parts[0], parts[1]))
+    assert all(map(torch.equal, parts[0], parts[2]))
 
 
 def test_a_plan_is_filled_with_another_batch(world: Any) -> None:

@@ -1,7 +1,8 @@
-"""Shared by the sampler tests: contexts, rows and random logits. Holds no expected value."""
+"""Shared by the sampler tests: contexts, rows, steps and random logits. Holds no expected value."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from importlib.metadata import entry_points
 from types import SimpleNamespace
@@ -11,7 +12,9 @@ import numpy as np
 import torch
 
 from pluglm.kernel.core import SampleRow
+from pluglm.kernel.interfaces.sampler import LogitsStep
 from pluglm.kernel.sampling_params import SamplingParams
+from pluglm_samplers.building import build_step
 from pluglm_samplers.chain import ChainConfig, ChainSampler
 
 
@@ -22,12 +25,35 @@ def resolve(kind: str, name: str, options: dict[str, Any]) -> tuple[type, Any]:
     return component, component.Config(**options)
 
 
-def context(vocab_size: int) -> Any:
-    return SimpleNamespace(resolve_component=resolve, spec=SimpleNamespace(vocab_size=vocab_size))
+def context(vocab_size: int, eos_token_ids: Iterable[int] = ()) -> Any:
+    return SimpleNamespace(
+        resolve_component=resolve, spec=SimpleNamespace(vocab_size=vocab_size), eos_token_ids=frozenset(eos_token_ids)
+    )
 
 
-def chain(vocab_size: int, **config: Any) -> ChainSampler:
-    return ChainSampler(ChainConfig.model_validate(config), context(vocab_size))
+def chain(vocab_size: int, *, eos_token_ids: Iterable[int] = (), **config: Any) -> ChainSampler:
+    return ChainSampler(ChainConfig.model_validate(config), context(vocab_size, eos_token_ids))
+
+
+def step(name: str, vocab_size: int, eos_token_ids: Iterable[int] = ()) -> LogitsStep:
+    return build_step(*resolve("logits_step", name, {}), context(vocab_size, eos_token_ids))
+
+
+def transformed(names: Sequence[str], logits_RV: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
+    """What is left of a copy of logits_RV after these steps, each on the rows it is active for."""
+    result_RV = logits_RV.clone()
+    for name in names:
+        one = step(name, logits_RV.shape[1])
+        active = [index for index, row in enumerate(rows) if one.is_active(row.params)]
+        if active:
+            result_RV[active] = one.apply(result_RV[active], [rows[index] for index in active])
+    return result_RV
+
+
+def kept(names: Sequence[str], logits: Sequence[float], **params: Any) -> list[int]:
+    """Ids that these steps leave of one row."""
+    result_RV = transformed(names, torch.tensor([list(logits)]), [row(SamplingParams(**params))])
+    return torch.nonzero(result_RV[0] > -torch.inf).flatten().tolist()
 
 
 def row(
@@ -40,25 +66,59 @@ def row(
     )
 
 
-def random_logits(num_rows: int, vocab_size: int, seed: int) -> torch.Tensor:
-    """Rows of many scales: continuous, coarse (many ties), half masked, one token alive."""
+def random_logits(num_rows: int, vocab_size: int, seed: int, ties: bool = True) -> torch.Tensor:
+    """Rows of many scales: continuous, coarse (many ties) if ties, half masked, one token alive."""
     generator = torch.Generator().manual_seed(seed)
     logits_RV = torch.randn(num_rows, vocab_size, generator=generator) * 4
-    logits_RV[1::4] = logits_RV[1::4].round()
+    if ties:
+        logits_RV[1::4] = logits_RV[1::4].round()
     logits_RV[2::4, ::2] = -torch.inf
     logits_RV[3::4, 1:] = -torch.inf
     return logits_RV
 
 
+def random_params(generator: np.random.Generator, vocab_size: int) -> dict[str, Any]:
+    """Every parameter that a step reads, each of them off in about a half of the cases."""
+
+    def pick(off: Any, *on: Any) -> Any:
+        return off if generator.random() < 0.5 else on[int(generator.integers(len(on)))]
+
+    def ids(count: int) -> tuple[int, ...]:
+        return tuple(int(one) for one in generator.integers(0, vocab_size, count))
+
+    low, high = pick((0.0, 0.0), (0.2, 1.5), (0.0, 0.8), (1.3, 1.3))
+    return {
+        "temperature": pick(1.0, 0.7, 2.5, 0.05),
+        "top_k": pick(0, -1, 1, 3, vocab_size, vocab_size + 9),
+        "top_p": pick(1.0, 0.9, 0.37, 0.0),
+        "min_p": pick(0.0, 0.03, 0.4, 1.0),
+        "typical_p": pick(1.0, 0.9, 0.4, 0.0),
+        "top_n_sigma": pick(0.0, 0.5, 1.0, 2.5),
+        "epsilon_cutoff": pick(0.0, 1e-3, 0.1, 0.6),
+        "eta_cutoff": pick(0.0, 1e-3, 0.1, 0.6),
+        "xtc_probability": pick(0.0, 0.5, 1.0),
+        "xtc_threshold": pick(0.1, 0.0, 0.3, 0.6),
+        "dynatemp_low": low,
+        "dynatemp_high": high,
+        "dynatemp_exponent": pick(1.0, 0.5, 3.0),
+        "repetition_penalty": pick(1.0, 1.3, 0.8),
+        "frequency_penalty": pick(0.0, 0.4, -0.3),
+        "presence_penalty": pick(0.0, 0.9, -0.6),
+        "dry_multiplier": pick(0.0, 0.8, 2.0),
+        "dry_base": pick(1.75, 1.0, 3.0),
+        "dry_allowed_length": pick(2, 1, 3),
+        "dry_breaker_ids": pick((), ids(1), ids(2)),
+        "logit_bias": pick({}, dict.fromkeys(ids(3), 2.5), {0: -100.0}, {vocab_size - 1: 1e300}),
+        "allowed_token_ids": pick(None, None, ids(2 + vocab_size // 2), (0, *ids(1))),
+        "bad_words_ids": pick((), (ids(1),), (ids(1), ids(2), ids(3)), (ids(2),) * 2),
+        "min_tokens": pick(0, 3, 20),
+        "stop_token_ids": pick((), ids(1), ids(3)),
+    }
+
+
 def random_row(generator: np.random.Generator, vocab_size: int) -> SampleRow:
-    params = SamplingParams(
-        temperature=float(generator.choice([1.0, 0.7, 2.5, 0.05])),
-        top_k=int(generator.choice([0, -1, 1, 3, vocab_size, vocab_size + 9])),
-        top_p=float(generator.choice([1.0, 0.9, 0.37, 0.0])),
-        min_p=float(generator.choice([0.0, 0.03, 0.4, 1.0])),
-        repetition_penalty=float(generator.choice([1.0, 1.3, 0.8])),
-        frequency_penalty=float(generator.choice([0.0, 0.4, -0.3])),
-        presence_penalty=float(generator.choice([0.0, 0.9, -0.6])),
-    )
-    prompt, output = (tuple(int(i) for i in generator.integers(0, vocab_size, n)) for n in (4, 6))
+    """With tokens of a small alphabet, so that runs repeat."""
+    params = SamplingParams(**random_params(generator, vocab_size))
+    alphabet = generator.integers(0, vocab_size, 3)
+    prompt, output = (tuple(int(alphabet[i]) for i in generator.integers(0, 3, n)) for n in (6, 8))
     return replace(row(params), prompt_token_ids=prompt, output_token_ids=list(output))

@@ -12,6 +12,7 @@ from sampler_cases import chain, context, resolve, row
 
 from pluglm.kernel.errors import ComponentFailure, RequestError
 from pluglm.kernel.interfaces.component import ComponentConfig
+from pluglm.kernel.interfaces.logits_params import LogitsParams
 from pluglm.kernel.sampling_params import SamplingParams
 from pluglm_samplers.chain import DEFAULT_STEPS, ChainConfig, ChainSampler
 from pluglm_samplers.greedy import GreedySampler
@@ -19,10 +20,12 @@ from pluglm_samplers.greedy import GreedySampler
 
 def test_default_steps_are_installed_and_read_what_they_say() -> None:
     assert [use.use for use in ChainConfig().steps] == list(DEFAULT_STEPS)
+    read: set[str] = set()
     for name in DEFAULT_STEPS:
         component: Any = resolve("logits_step", name, {})[0]
-        assert component.parameters == (name,)
+        read |= set(component.parameters)
         assert component.interface_version == 1
+    assert read == set(LogitsParams.model_fields)  # no parameter is accepted and ignored
 
 
 def test_names_and_mappings_reach_the_resolver() -> None:

@@ -24,7 +24,8 @@ from pluglm.kernel.interfaces.backend import Backend, BackendContext
 from pluglm.kernel.interfaces.checkpoint import Checkpoint
 from pluglm.kernel.interfaces.component import BuildContext, ComponentConfig
 from pluglm.kernel.interfaces.kernels import KernelLog, KernelReport, ToolOwner
-from pluglm.kernel.interfaces.kv import KVLayout, PrefixCache
+from pluglm.kernel.interfaces.kv import KVLayout, KVStore, PrefixCache
+from pluglm.kernel.interfaces.kv_format import FormatBackend, KVFormat, token_bytes
 from pluglm.kernel.interfaces.kv_tier import PERSISTENT
 from pluglm.kernel.interfaces.model import LinearFactory, Model, ModelSpec
 from pluglm.kernel.interfaces.quantizer import Quantizer
@@ -61,6 +62,7 @@ class _Builder:
     def build(self) -> Parts:
         hooks = HookCaller({name: hook.build() for name, hook in self._run.hooks.items()}, self.guard)
         backend = self._backend()
+        self._kv_format = self._built_format(backend)
         quantizer = self._quantizer(backend)
         make_linear: LinearFactory | None = None if quantizer is None else quantizer.make_linear
         drafters = [part for slot, part in self._slots.items() if slot == "drafter"]
@@ -91,7 +93,8 @@ class _Builder:
         tiers: Tiers,
     ) -> Parts:
         is_policy = self._slots["scheduler"].entry.kind == "scheduling_policy"
-        involved = [self._names[slot] for slot in ("backend", "attention", "quantizer") if slot in self._names]
+        computing = ("backend", "attention", "quantizer", "kv_format")
+        involved = [self._names[slot] for slot in computing if slot in self._names]
         engine, text_stream = self._config.engine, self._services.text_stream
         scheduler: Any = built["scheduler"]
         is_kept = any(PERSISTENT in capabilities_of(tier).provides for tier in self._run.kv_tiers.values())
@@ -144,6 +147,19 @@ class _Builder:
             return None
         return cast(Quantizer, part.build(backend.device, getattr(torch, self._config.model.dtype)))
 
+    def _built_format(self, backend: Backend) -> KVFormat | None:
+        """Watched, as it works inside the attention. None stores keys and values as they are."""
+        part = self._slots.get("kv_format")
+        if part is None:
+            return None
+        built = part.build(backend.device, getattr(torch, self._config.model.dtype))
+        return cast(KVFormat, Watched(built, self.guard, self._names["kv_format"]))
+
+    def _store(self, backend: Backend, layout: KVLayout, spec: ModelSpec) -> KVStore:
+        if self._kv_format is None:
+            return backend.allocate_kv(layout, spec)
+        return cast(FormatBackend, backend).allocate_encoded_kv(layout, spec, self._kv_format)
+
     def _open(self, model: str, revision: str | None) -> Checkpoint:
         return self._services.open_checkpoint(self._services.resolve_model(model, revision, self._progress))
 
@@ -165,6 +181,7 @@ class _Builder:
 
     def _context(self, spec: ModelSpec, backend: Backend, checkpoint: Checkpoint, max_model_len: int) -> BuildContext:
         config, engine = self._config, self._config.engine
+        value_bytes = getattr(torch, config.model.dtype).itemsize
         tokenizer = self._services.load_tokenizer(checkpoint)
         return BuildContext(
             spec=spec,
@@ -175,11 +192,12 @@ class _Builder:
             max_step_tokens=engine.max_step_tokens,
             max_model_len=max_model_len,
             kv_bytes=engine.kv_memory or backend.free_memory() // KV_SHARE,
-            bytes_per_token=spec.kv_values_per_token * getattr(torch, config.model.dtype).itemsize,
+            bytes_per_token=sum(token_bytes(one, value_bytes, self._kv_format) for one in spec.layers),
             tokenizer=tokenizer,
             eos_token_ids=self._services.eos_token_ids(checkpoint, tokenizer),
             build_runner=lambda model: self._second_runner(backend, model),
             resolve_component=self._resolve_component,
+            kv_format=self._kv_format,
             kernels=backend.kernels if isinstance(backend, KernelReport) else KernelLog(),
             tools=backend.tools if isinstance(backend, ToolOwner) else None,
         )
@@ -195,7 +213,7 @@ class _Builder:
         """Weights, then KV memory. Attention and KV are watched, so that a failure in a step carries their names."""
         model = backend.load_model(family, checkpoint, make_linear, self._progress)
         attention = CheckedAttention(built["attention"], self._names["attention"])
-        store = backend.allocate_kv(built["kv"].layout, model.spec)
+        store = self._store(backend, built["kv"].layout, model.spec)
         kv: Any = Watched(built["kv"], self.guard, self._names["kv"])
         return ModelRunner(backend, model, Watched(attention, self.guard, self._names["attention"]), kv, store)
 

@@ -10,6 +10,7 @@ from pluglm.kernel.errors import ConfigError
 from pluglm.kernel.interfaces.checkpoint import Checkpoint
 from pluglm.kernel.interfaces.footprint import Footprint, PlannedWeight, SizedBackend, SizedCheckpoint, SizedQuantizer
 from pluglm.kernel.interfaces.kv import KVGroup, KVLayout
+from pluglm.kernel.interfaces.kv_format import KVFormat, token_bytes
 from pluglm.kernel.interfaces.model import ModelSpec
 
 MIB = 1 << 20
@@ -67,14 +68,14 @@ def _mib(num_bytes: int) -> str:
     return f"{-(-num_bytes // MIB):,}"
 
 
-def kv_bytes(layout: KVLayout, spec: ModelSpec, value_bytes: int) -> int:
-    """Of keys and values in every block of every layer."""
+def kv_bytes(layout: KVLayout, spec: ModelSpec, value_bytes: int, kv_format: KVFormat | None = None) -> int:
+    """Of keys and values in every block of every layer, with what a format stores beside them."""
     everything = KVGroup(layers=tuple(range(len(spec.layers))), num_blocks=layout.num_blocks)
     return sum(
-        2 * group.num_blocks * layout.block_size * spec.layers[index].num_kv_heads * spec.layers[index].head_dim
+        group.num_blocks * layout.block_size * token_bytes(spec.layers[index], value_bytes, kv_format)
         for group in layout.groups or (everything,)
         for index in group.layers
-    ) * value_bytes  # fmt: skip
+    )
 
 
 def attention_bytes(spec: ModelSpec, num_tokens: int, num_keys: int) -> int:

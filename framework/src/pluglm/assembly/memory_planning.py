@@ -38,7 +38,7 @@ class PlannedModel:
 
     @property
     def pool_bytes(self) -> int:
-        return kv_bytes(self.layout, self.context.spec, self.value_bytes)
+        return kv_bytes(self.layout, self.context.spec, self.value_bytes, self.context.kv_format)
 
     @property
     def pool_tokens(self) -> int:

@@ -16,7 +16,7 @@ from pluglm.kernel.errors import CheckpointError
 from pluglm.kernel.interfaces.checkpoint import Checkpoint
 from pluglm.kernel.interfaces.model import Model, ModelSpec
 
-_SLOTS = ("backend", "attention", "quantizer")  # what computes keys and values, with the model
+_SLOTS = ("backend", "attention", "quantizer", "kv_format")  # what computes and stores keys and values, with the model
 
 
 class KVIdentity:

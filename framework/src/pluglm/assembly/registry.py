@@ -22,6 +22,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "backend": (INTERFACES + "backend:Backend", "BACKEND_VERSION"),
     "attention": (INTERFACES + "attention:Attention", "ATTENTION_VERSION"),
     "kv": (INTERFACES + "kv:KVManager", "KV_VERSION"),
+    "kv_format": (INTERFACES + "kv_format:KVFormat", "KV_FORMAT_VERSION"),
     "eviction": (INTERFACES + "eviction:Eviction", "EVICTION_VERSION"),
     "kv_tier": (INTERFACES + "kv_tier:KVTier", "KV_TIER_VERSION"),
     "scheduler": (INTERFACES + "scheduler:Scheduler", "SCHEDULER_VERSION"),

@@ -15,13 +15,22 @@ from pluglm.assembly.registry import Entry, load
 from pluglm.assembly.run_config import RunConfig
 from pluglm.kernel.config import Slot, validate
 from pluglm.kernel.errors import ComponentFailure, IncompatibleError, PluginError, PluglmError, describe
-from pluglm.kernel.interfaces.component import BATCH_INVARIANT, DETERMINISTIC, Capabilities, ComponentUser
+from pluglm.kernel.interfaces.component import (
+    ATTENTION_UNUSED,
+    BATCH_INVARIANT,
+    DETERMINISTIC,
+    KV_FORMATS,
+    Capabilities,
+    ComponentUser,
+)
 from pluglm.kernel.interfaces.kv import EvictionLog
+from pluglm.kernel.interfaces.kv_format import FormatBackend
 
 SLOTS: dict[str, tuple[str, ...]] = {
     "backend": ("backend",),
     "attention": ("attention",),
     "kv": ("kv",),
+    "kv_format": ("kv_format",),
     "scheduler": ("scheduler", "scheduling_policy"),
     "sampler": ("sampler",),
     "quantizer": ("quantizer",),
@@ -185,17 +194,32 @@ def _check_combination(config: RunConfig, slots: Mapping[str, Resolved]) -> None
         for tag, reason in one.needs.items():
             if tag not in tags:
                 raise IncompatibleError(f"{slots[slot].entry} needs '{tag}', which nothing here provides: {reason}")
+    if "kv_format" in slots:
+        _check_format(slots, capabilities)
     if config.engine.when_kv_full != "shrink" and slots["scheduler"].entry.kind == "scheduler":
         raise IncompatibleError(
             f"{slots['scheduler'].entry} cannot run with engine.when_kv_full: {config.engine.when_kv_full}: it plans "
             f"alone; leave the key out, or use a scheduling policy such as fcfs"
         )
     if config.engine.deterministic:
-        for slot in ("backend", "attention", "quantizer"):
+        for slot in ("backend", "attention", "quantizer", "kv_format"):
             if slot in slots and BATCH_INVARIANT not in capabilities[slot].provides:
                 raise IncompatibleError(
                     f"{slots[slot].entry} cannot run with engine.deterministic: it does not provide '{BATCH_INVARIANT}'"
                 )
+
+
+def _check_format(slots: Mapping[str, Resolved], capabilities: Mapping[str, Capabilities]) -> None:
+    """Who allocates, writes and reads KV must know of formats; others would take codes for numbers."""
+    entry, backend, attention = slots["kv_format"].entry, slots["backend"], slots["attention"]
+    if not issubclass(backend.cls, FormatBackend):
+        raise IncompatibleError(f"{entry} cannot run with {backend.entry}: it keeps KV in the run's dtype only")
+    is_read = KV_FORMATS in capabilities["attention"].provides or ATTENTION_UNUSED in capabilities["backend"].provides
+    if not is_read:
+        raise IncompatibleError(
+            f"{entry} cannot run with {attention.entry}: it does not provide '{KV_FORMATS}', so it reads KV in the "
+            f"run's dtype only; use another attention, or leave kv_format out"
+        )
 
 
 def capabilities_of(part: Resolved) -> Capabilities:

@@ -63,6 +63,7 @@ class RunConfig(BaseModel):
     backend: Slot = Slot(use="auto")
     attention: Slot = Slot(use="paged")
     kv: Slot = Slot(use="paged")
+    kv_format: Slot | None = None
     scheduler: Slot = Slot(use="fcfs")
     sampler: Slot = Slot(use="chain")
     quantizer: Slot | None = None

@@ -17,6 +17,7 @@ from pluglm.kernel.interfaces.backend import BackendContext
 from pluglm.kernel.interfaces.component import BATCH_INVARIANT, LAYER_GROUPS, Capabilities, ComponentConfig
 from pluglm.kernel.interfaces.kernels import KernelLog
 from pluglm.kernel.interfaces.kv import KVLayout, KVStore
+from pluglm.kernel.interfaces.kv_format import KVFormat
 from pluglm.kernel.interfaces.model import ModelSpec
 from pluglm.kv.store import TensorKVStore
 from pluglm.native.threads import default_threads
@@ -80,11 +81,11 @@ class CpuBackend(TorchBackend):
     def unavailable(cls) -> str | None:
         return None
 
-    def allocate_kv(self, layout: KVLayout, spec: ModelSpec) -> KVStore:
+    def make_store(self, layout: KVLayout, spec: ModelSpec, kv_format: KVFormat | None) -> KVStore:
         """In huge pages with native kernels: attention over a long context reads them at twice the rate."""
         if self.tools is None:
-            return super().allocate_kv(layout, spec)
-        return TensorKVStore(layout, spec, self.device, self._dtype, self.tools.empty)
+            return super().make_store(layout, spec, kv_format)
+        return TensorKVStore(layout, spec, self.device, self._dtype, self.tools.empty, kv_format)
 
     def free_memory(self) -> int:
         return available_memory()

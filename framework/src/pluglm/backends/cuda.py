@@ -14,19 +14,25 @@ from pluglm.backends.graph_buckets import BATCH_SIZES
 from pluglm.backends.graphs import DecodeGraphs
 from pluglm.backends.linear import DenseLinear
 from pluglm.backends.rows import whole_rows
+from pluglm.backends.triton_choice import KernelName, choose_fuser
 from pluglm.kernel.errors import PluginError
 from pluglm.kernel.interfaces.backend import BackendContext
 from pluglm.kernel.interfaces.component import DETERMINISTIC, LAYER_GROUPS, Capabilities, ComponentConfig
+from pluglm.kernel.interfaces.footprint import Footprint, WeightKind
+from pluglm.triton_kernels.gather import gather_rows
 
 
 class CudaConfig(ComponentConfig):
     """index: which visible GPU, counted from 0.
+
+    kernels: what computes between the products of a layer; `auto` takes `triton` if it can, else torch's.
 
     graphs: decode steps run as captured graphs where the attention has plans for them. graph_batch_sizes: rows of a
     graph, ascending; a step takes the least that it fits in, and is captured when that is first needed.
     """
 
     index: int = Field(default=0, ge=0)
+    kernels: KernelName = "auto"
     graphs: bool = True
     graph_batch_sizes: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=BATCH_SIZES, min_length=1)
 
@@ -41,7 +47,10 @@ class CudaConfig(ComponentConfig):
 
 
 class CudaBackend(GraphBackend):
-    """Runs on one GPU with torch's own kernels; logits stay on the device. num_threads governs its work on the host."""
+    """Runs on one GPU: products are torch's, what stands between them is Triton's where that runs.
+
+    Logits stay on the device. num_threads governs its work on the host.
+    """
 
     interface_version = 1
     Config = CudaConfig
@@ -58,6 +67,9 @@ class CudaBackend(GraphBackend):
         device = f"cuda:{config.index}"
         graphs = DecodeGraphs(CudaGraphTools(device), config.graph_batch_sizes, device) if config.graphs else None
         super().__init__(device, dtype, DenseLinear, whole_rows, context.num_threads, graphs)
+        self._fuser = choose_fuser(config.kernels, device, self.kernels)
+        if self._fuser is not None:
+            self._pick_rows = gather_rows
 
     @classmethod
     def capabilities(cls, config: Any) -> Capabilities:
@@ -71,6 +83,10 @@ class CudaBackend(GraphBackend):
         if not torch.cuda.is_available():
             return "no CUDA device is visible"
         return None
+
+    def weight_footprint(self, num_bytes: int, kind: WeightKind, num_parts: int) -> Footprint:
+        """A weight is read on the host and used where it first lies on the device, with a fuser or without."""
+        return Footprint(num_bytes, 0)
 
     def free_memory(self) -> int:
         free, _ = torch.cuda.mem_get_info(self.device)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from pluglm.backends.transfers import sent
 from pluglm.kernel.core import GroupInput, ModelInput
-from pluglm.kernel.interfaces.attention import Attention, AttentionBatch
+from pluglm.kernel.interfaces.attention import Attention, AttentionBatch, HeadRows, NativeAttention, NativeCalls
 from pluglm.kernel.interfaces.kv import KVStore
 from pluglm.kernel.interfaces.model import LayerSpec, Model
 
@@ -16,24 +18,57 @@ from pluglm.kernel.interfaces.model import LayerSpec, Model
 # N: query heads, K: kv heads, H: head dim
 
 
+RowPicker = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (x_TD, rows_R int64) -> x_TD[rows_R]
+
+
+def picked_rows(x_TD: torch.Tensor, rows_R: torch.Tensor) -> torch.Tensor:
+    """The RowPicker of torch."""
+    return x_TD.index_select(0, rows_R)
+
+
 @torch.inference_mode()
-def execute_batch(model: Model, inputs: ModelInput, attention: Attention, kv: KVStore) -> torch.Tensor:
-    """Copies blocks, plans the attention once for each group of layers, runs the layers.
+def execute_batch(
+    model: Model, inputs: ModelInput, attention: Attention, kv: KVStore, pick_rows: RowPicker = picked_rows
+) -> torch.Tensor:
+    """Copies blocks, plans the attention once for each group of layers, runs the layers, picks the rows with logits.
 
     Returns logits_RV float32, on the device of the inputs.
     """
     kv.copy_blocks(inputs.copies)
     plans = [attention.plan(_batch(part, inputs.block_size)) for part in inputs.groups or (inputs,)]
-    plan_of = {layer: plan for group, plan in zip(inputs.groups, plans, strict=False) for layer in group.layers}
-
-    def attend(layer: LayerSpec, q_TNH: torch.Tensor, k_TKH: torch.Tensor, v_TKH: torch.Tensor) -> torch.Tensor:
-        plan = plan_of[layer.index] if plan_of else plans[0]
-        return attention.run(layer, q_TNH, k_TKH, v_TKH, plan, kv)
-
-    hidden_TD = model.forward(inputs, attend)
+    hidden_TD = model.forward(inputs, StepAttention(attention, plans, inputs.groups, kv))
     if inputs.logit_rows_R.numel() == 0:
         return torch.empty((0, model.spec.vocab_size), dtype=torch.float32, device=hidden_TD.device)
-    return model.logits(hidden_TD.index_select(0, inputs.logit_rows_R))
+    return model.logits(pick_rows(hidden_TD, inputs.logit_rows_R))
+
+
+class StepAttention:
+    """The attention of one step: an AttentionCall. groups: as in ModelInput, with a plan for each, or one plan."""
+
+    def __init__(self, attention: Attention, plans: list[Any], groups: tuple[GroupInput, ...], kv: KVStore) -> None:
+        self._attention, self._plans, self._kv = attention, plans, kv
+        self._plan_of = {layer: plan for group, plan in zip(groups, plans, strict=False) for layer in group.layers}
+
+    def __call__(
+        self, layer: LayerSpec, q_TNH: torch.Tensor, k_TKH: torch.Tensor, v_TKH: torch.Tensor
+    ) -> torch.Tensor:
+        return self._attention.run(layer, q_TNH, k_TKH, v_TKH, self._plan(layer), self._kv)
+
+    def native_calls(self, layers: Sequence[LayerSpec], heads: HeadRows) -> NativeCalls | None:
+        """One call for each layer, all of one function; None where the attention has none to offer."""
+        attention = self._attention
+        if not isinstance(attention, NativeAttention):
+            return None
+        if not self._plan_of:
+            return attention.native_calls(layers, heads, self._plans[0], self._kv)
+        found = [attention.native_calls([layer], heads, self._plan(layer), self._kv) for layer in layers]
+        some = [one for one in found if one is not None]
+        if len(some) < len(layers) or len({one.function for one in some}) != 1:
+            return None
+        return NativeCalls(some[0].function, [call for one in some for call in one.calls], [one.keep for one in some])
+
+    def _plan(self, layer: LayerSpec) -> Any:
+        return self._plan_of[layer.index] if self._plan_of else self._plans[0]
 
 
 def _batch(part: ModelInput | GroupInput, block_size: int) -> AttentionBatch:

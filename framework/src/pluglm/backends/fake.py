@@ -23,6 +23,7 @@ from pluglm.kernel.interfaces.component import (
     ComponentConfig,
 )
 from pluglm.kernel.interfaces.kv import KVLayout, KVStore
+from pluglm.kernel.interfaces.kv_format import KVFormat
 from pluglm.kernel.interfaces.model import LinearFactory, Model, ModelSpec
 from pluglm.kernel.interfaces.services import Progress
 
@@ -58,8 +59,8 @@ class FakeBackend(Backend):
     A row's logits are a hash of all it reads, so a stale, shifted or foreign block changes the output. It reads what
     the model's layers see, once for each window, in the order of the layers: without windows, all tokens up to its own.
 
-    The attention is built but never called, which the tag `attention:unused` declares; the dtype only sizes the KV
-    budget.
+    The attention is built but never called, which the tag `attention:unused` declares; the dtype and a KV format only
+    size the KV budget.
     """
 
     interface_version = 1
@@ -110,6 +111,9 @@ class FakeBackend(Backend):
         return cast("Model", FakeModel(spec))
 
     def allocate_kv(self, layout: KVLayout, spec: ModelSpec) -> KVStore:
+        return FakeKVStore(layout)
+
+    def allocate_encoded_kv(self, layout: KVLayout, spec: ModelSpec, kv_format: KVFormat) -> KVStore:
         return FakeKVStore(layout)
 
     def execute(self, model: Model, inputs: ModelInput, attention: Attention, kv: KVStore) -> torch.Tensor:

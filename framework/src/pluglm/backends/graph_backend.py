@@ -12,6 +12,7 @@ from pluglm.kernel.core import ModelInput
 from pluglm.kernel.interfaces.attention import Attention
 from pluglm.kernel.interfaces.kernels import KernelChoice
 from pluglm.kernel.interfaces.kv import KVLayout, KVStore
+from pluglm.kernel.interfaces.kv_format import KVFormat
 from pluglm.kernel.interfaces.model import LinearFactory, Model, ModelSpec, RowMap
 
 
@@ -30,10 +31,10 @@ class GraphBackend(TorchBackend):
         super().__init__(device, dtype, make_linear, map_rows, num_threads)
         self.graphs = graphs
 
-    def allocate_kv(self, layout: KVLayout, spec: ModelSpec) -> KVStore:
+    def make_store(self, layout: KVLayout, spec: ModelSpec, kv_format: KVFormat | None) -> KVStore:
         if self.graphs is None or not has_scratch(layout):
-            return super().allocate_kv(layout, spec)
-        return ScratchKVStore(layout, spec, self.device, self._dtype)
+            return super().make_store(layout, spec, kv_format)
+        return ScratchKVStore(layout, spec, self.device, self._dtype, kv_format)
 
     def execute(self, model: Model, inputs: ModelInput, attention: Attention, kv: KVStore) -> torch.Tensor:
         if self.graphs is not None:

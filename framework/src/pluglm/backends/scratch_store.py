@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 
 from pluglm.kernel.interfaces.kv import KVLayout
+from pluglm.kernel.interfaces.kv_format import KVFormat
 from pluglm.kernel.interfaces.model import ModelSpec
 from pluglm.kv.store import TensorKVStore
 
@@ -24,19 +25,24 @@ class ScratchKVStore:
     The KV manager cannot hand that block out, nor does anything that reads `layout` see it.
     """
 
-    def __init__(self, layout: KVLayout, spec: ModelSpec, device: str, dtype: torch.dtype) -> None:
+    def __init__(
+        self, layout: KVLayout, spec: ModelSpec, device: str, dtype: torch.dtype, kv_format: KVFormat | None = None
+    ) -> None:
         self.layout = layout
         self.scratch_block = layout.num_blocks
-        self.whole = TensorKVStore(replace(layout, num_blocks=layout.num_blocks + 1), spec, device, dtype)
+        more = replace(layout, num_blocks=layout.num_blocks + 1)
+        self.whole = TensorKVStore(more, spec, device, dtype, kv_format=kv_format)
         num_slots, layers = layout.num_blocks * layout.block_size, range(len(spec.layers))
-        self._keys = [self.whole.keys(layer)[:num_slots] for layer in layers]
-        self._values = [self.whole.values(layer)[:num_slots] for layer in layers]
+        self._parts = [tuple(one[:num_slots] for one in self.whole.parts(layer)) for layer in layers]
 
     def keys(self, layer: int) -> torch.Tensor:
-        return self._keys[layer]
+        return self._parts[layer][0]
 
     def values(self, layer: int) -> torch.Tensor:
-        return self._values[layer]
+        return self._parts[layer][1]
+
+    def parts(self, layer: int) -> tuple[torch.Tensor, ...]:
+        return self._parts[layer]
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         self.whole.copy_blocks(copies)

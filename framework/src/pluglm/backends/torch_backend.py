@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from pluglm.backends.execute import execute_batch, inputs_on
+from pluglm.backends.execute import RowPicker, execute_batch, inputs_on, picked_rows
 from pluglm.backends.heap import giving_back
 from pluglm.backends.linear import PackedLinear
 from pluglm.backends.threads import thread_count
@@ -17,6 +17,7 @@ from pluglm.kernel.interfaces.checkpoint import Checkpoint
 from pluglm.kernel.interfaces.footprint import Footprint, WeightKind
 from pluglm.kernel.interfaces.kernels import KernelLog
 from pluglm.kernel.interfaces.kv import KVLayout, KVStore
+from pluglm.kernel.interfaces.kv_format import KVFormat
 from pluglm.kernel.interfaces.model import Fuser, LinearFactory, Model, ModelContext, ModelSpec, RowMap
 from pluglm.kernel.interfaces.services import Progress
 from pluglm.kv.store import TensorKVStore
@@ -45,6 +46,7 @@ class TorchBackend(Backend):
         self._map_rows = map_rows
         self._num_threads = num_threads
         self._fuser = fuser
+        self._pick_rows: RowPicker = picked_rows
         self.kernels = KernelLog() if kernels is None else kernels
 
     def now(self) -> float:
@@ -71,8 +73,15 @@ class TorchBackend(Backend):
         return Footprint(num_bytes, num_bytes if is_packed else 0)
 
     def allocate_kv(self, layout: KVLayout, spec: ModelSpec) -> KVStore:
-        return TensorKVStore(layout, spec, self.device, self._dtype)
+        return self.make_store(layout, spec, None)
+
+    def allocate_encoded_kv(self, layout: KVLayout, spec: ModelSpec, kv_format: KVFormat) -> KVStore:
+        return self.make_store(layout, spec, kv_format)
+
+    def make_store(self, layout: KVLayout, spec: ModelSpec, kv_format: KVFormat | None) -> KVStore:
+        """In this device's memory."""
+        return TensorKVStore(layout, spec, self.device, self._dtype, kv_format=kv_format)
 
     def execute(self, model: Model, inputs: ModelInput, attention: Attention, kv: KVStore) -> torch.Tensor:
         with thread_count(self._num_threads):
-            return execute_batch(model, inputs_on(inputs, self.device), attention, kv)
+            return execute_batch(model, inputs_on(inputs, self.device), attention, kv, self._pick_rows)

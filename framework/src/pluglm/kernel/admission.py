@@ -83,7 +83,8 @@ def _check_ids(request: Request, parts: Parts, name: str) -> None:
     if not request.prompt_token_ids:
         raise RequestError(f"{name}: the prompt is empty; give it at least one token")
     check_ids(request.prompt_token_ids, parts, f"{name}: prompt")
-    check_ids(request.params.stop_token_ids, parts, f"{name}: stop_token_ids")
+    for field, ids in request.params.token_ids().items():
+        check_ids(ids, parts, f"{name}: {field}")
 
 
 def check_ids(ids: tuple[int, ...], parts: Parts, what: str) -> None:
@@ -121,7 +122,8 @@ def _walk(request: Request, parts: Parts, name: str) -> Walk | None:
         raise RequestError(f"{name}: asks for a search and none is configured; add `search: {{use: beam}}`")
     if not params.greedy:
         raise RequestError(f"{name}: a search draws nothing; set temperature to 0")
-    keys = ("stop", "stop_token_ids", "grammar", "frequency_penalty", "presence_penalty")
+    keys = ("stop", "stop_token_ids", "grammar", "frequency_penalty", "presence_penalty", "dry_multiplier",
+            "allowed_token_ids", "bad_words_ids", "min_tokens", "logit_bias")  # fmt: skip
     other = {"logprobs": params.logprobs is not None, "repetition_penalty": params.repetition_penalty != 1.0}
     if wrong := [key for key, is_set in ({key: getattr(params, key) for key in keys} | other).items() if is_set]:
         raise RequestError(f"{name}: a search takes no {wrong[0]}; leave it out")

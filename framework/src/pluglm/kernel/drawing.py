@@ -6,7 +6,6 @@ is what plain sampling with the same seed gives, whatever a drafter proposes.
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ import torch
 
 from pluglm.kernel.core import SampleRow, Sequence, Status, TokenLogprobs
 from pluglm.kernel.errors import ComponentFailure
+from pluglm.kernel.guard import Guarded
 from pluglm.kernel.interfaces.grammar import Matcher
 from pluglm.kernel.interfaces.sampler import Sampler
 
@@ -58,56 +58,65 @@ class Window(NamedTuple):
 
 
 class Drawer:
-    """Applies masks, calls the sampler, checks what it returned, verifies drafts; calls plugins through `attempt`."""
+    """Applies masks, calls the sampler, checks what it returned, verifies drafts; calls plugins through `attempting`."""
 
     def __init__(
-        self, sampler: Sampler, attempt: Callable[..., Any], names: Mapping[str, str], vocab_size: int
+        self, sampler: Sampler, attempting: Callable[..., Any], names: Mapping[str, str], vocab_size: int
     ) -> None:
-        self._sampler, self._attempt, self._names = sampler, attempt, names
+        self._sampler, self._attempting, self._names = sampler, attempting, names
         self._vocab_size = vocab_size  # ids the tokenizer knows; the head may have padding rows beyond
 
-    @torch.inference_mode()
-    def draw(self, logits_RV: torch.Tensor, windows: list[Window]) -> list[Drawn]:
-        """One result per window, without tokens where a plugin failed and `attempt` ended the request.
+    def draw(self, logits_RV: torch.Tensor, windows: list[Window]) -> Guarded[list[Drawn]]:
+        """One result per window, without tokens where a plugin failed and `attempting` ended the request.
 
-        A broken row fails its own request, and only when verification gets to it.
+        A broken row fails its own request, and only when verification gets to it. logits_RV is changed in place.
         """
         rows = [row for window in windows for row in window.sample_rows()]
-        owners = [window.sequence for window in windows for _ in range(len(window.drafts) + 1)]
+        owners = [window.sequence for window in windows for _ in (*window.drafts, 0)]
         raw_RV = logits_RV.clone() if any(row.params.logprobs is not None for row in rows) else None
-        if logits_RV.shape[1] > self._vocab_size:
-            logits_RV[:, self._vocab_size :] = NEG_INF
-        unsound = _not_finite(logits_RV, f"{self._names['step']} gave NaN or infinite logits")
-        is_masked, start = False, 0
+        broken, is_all_possible = self._inspect(logits_RV)
+        if any(window.sequence.matcher is not None for window in windows):
+            yield from self._mask(logits_RV, windows)
+            broken = _not_finite(_close(logits_RV, self._vocab_size)[1], "the grammar allows no token here") | broken
+            is_all_possible = False
+        usable = [row for row, owner in enumerate(owners) if row not in broken and owner.status is Status.RUNNING]
+        drawn: list[int] | None = None
+        if usable:
+            some_RV = logits_RV if len(usable) == len(rows) else logits_RV[usable]
+            sample = partial(self._sample, some_RV, [rows[row] for row in usable], is_all_possible)
+            drawn = yield from self._attempting("sampler", dict.fromkeys(owners[row] for row in usable), sample)
+        return self._verify(dict(zip(usable, drawn or [], strict=False)), broken, windows, raw_RV)
+
+    def _inspect(self, logits_RV: torch.Tensor) -> tuple[dict[int, str], bool]:
+        """Rows that nothing can be drawn from, and whether the others give every known id a positive probability."""
+        lowest_R, best_R = _close(logits_RV, self._vocab_size)
+        return _not_finite(best_R, f"{self._names['step']} gave NaN or infinite logits"), NEG_INF not in lowest_R
+
+    def _mask(self, logits_RV: torch.Tensor, windows: list[Window]) -> Guarded[None]:
+        start = 0
         for window in windows:
             stop = start + len(window.drafts) + 1
             if window.sequence.matcher is not None:
                 mask = partial(_mask_window, logits_RV[start:stop], window, window.sequence.matcher)
-                self._attempt("grammar", [window.sequence], mask)
-                is_masked = True
+                yield from self._attempting("grammar", [window.sequence], mask)
             start = stop
-        broken = _not_finite(logits_RV, "the grammar allows no token here") | unsound if is_masked else unsound
-        usable = [row for row, owner in enumerate(owners) if row not in broken and owner.status is Status.RUNNING]
-        some_RV = logits_RV if len(usable) == len(rows) else logits_RV[usable]
-        sample = partial(self._sample, some_RV, [rows[row] for row in usable])
-        drawn = self._attempt("sampler", dict.fromkeys(owners[row] for row in usable), sample) if usable else None
-        return self._verify(dict(zip(usable, drawn or [], strict=False)), broken, windows, raw_RV)
 
     @torch.inference_mode()
-    def _sample(self, logits_RV: torch.Tensor, rows: list[SampleRow]) -> list[int]:
-        return self._checked(self._sampler.sample(logits_RV.clone(), rows), logits_RV)
-
-    def _checked(self, drawn: list[int], logits_RV: torch.Tensor) -> list[int]:
+    def _sample(self, logits_RV: torch.Tensor, rows: list[SampleRow], is_all_possible: bool) -> list[int]:
         """The sampler's ids, or ComponentFailure when it returned something that could never be a draw."""
-        tokens = [operator.index(token) for token in drawn]
+        before_RV = None if is_all_possible else logits_RV.clone()  # the sampler may change what it gets
+        tokens = [operator.index(token) for token in self._sampler.sample(logits_RV, rows)]
         num_rows, width = logits_RV.shape
         if len(tokens) != num_rows:
             raise ComponentFailure(self._names["sampler"], f"returned {len(tokens)} tokens for {num_rows} rows")
-        wrong = [token for token in tokens if not 0 <= token < width]
-        if wrong:
-            raise ComponentFailure(self._names["sampler"], f"returned token id {wrong[0]}, outside 0..{width - 1}")
-        chosen_R1 = logits_RV.gather(1, torch.tensor(tokens, device=logits_RV.device).unsqueeze(1))
-        if NEG_INF in chosen_R1.flatten().tolist():
+        if min(tokens) < 0 or max(tokens) >= width:
+            wrong = next(token for token in tokens if not 0 <= token < width)
+            raise ComponentFailure(self._names["sampler"], f"returned token id {wrong}, outside 0..{width - 1}")
+        is_possible = max(tokens) < self._vocab_size
+        if before_RV is not None:
+            chosen_R1 = before_RV.gather(1, torch.tensor(tokens, device=before_RV.device).unsqueeze(1))
+            is_possible = NEG_INF not in chosen_R1.flatten().tolist()
+        if not is_possible:
             raise ComponentFailure(self._names["sampler"], "drew a token of probability zero")
         return tokens
 
@@ -115,24 +124,40 @@ class Drawer:
         self, drawn: dict[int, int], broken: dict[int, str], windows: list[Window], raw_RV: torch.Tensor | None
     ) -> list[Drawn]:
         """Keep each window's draws up to and with the first that differs from its draft."""
-        results, row = [Drawn() for _ in windows], -1
-        for window, result in zip(windows, results, strict=True):
-            wanted = window.sequence.request.params.logprobs
+        results, row = list[Drawn](), -1
+        for window in windows:
+            result, wanted = Drawn(), None if raw_RV is None else window.sequence.request.params.logprobs
+            results.append(result)
             row, end = row + 1, row + len(window.drafts) + 1
             while row in drawn:
                 result.token_ids.append(drawn[row])
-                if raw_RV is not None and wanted is not None:
+                if wanted is not None and raw_RV is not None:
                     result.logprobs.append(_logprobs(raw_RV[row, : self._vocab_size], drawn[row], wanted))
-                if window.drafts[result.num_accepted : result.num_accepted + 1] != (drawn[row],):
+                if not window.drafts or window.drafts[result.num_accepted : result.num_accepted + 1] != (drawn[row],):
                     break
                 result.num_accepted, row = result.num_accepted + 1, row + 1
             result.error, row = broken.get(row), end
         return results
 
 
-def _not_finite(logits_RV: torch.Tensor, reason: str) -> dict[int, str]:
+@torch.inference_mode()
+def _close(logits_RV: torch.Tensor, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """The least and the largest of each row, NaN where there is one; what is beyond the vocabulary goes to -inf.
+
+    On the host by numpy, which starts no threads.
+    """
+    if logits_RV.device.type != "cpu":
+        lowest_R, best_R = torch.stack(torch.aminmax(logits_RV[:, :vocab_size], dim=-1)).cpu().numpy()
+        logits_RV[:, vocab_size:] = NEG_INF
+        return lowest_R, best_R
+    host_RV = logits_RV.detach().numpy()
+    host_RV[:, vocab_size:] = NEG_INF
+    return host_RV[:, :vocab_size].min(-1), host_RV[:, :vocab_size].max(-1)
+
+
+def _not_finite(best_R: np.ndarray, reason: str) -> dict[int, str]:
     """Rows that nothing can be drawn from."""
-    return {row: reason for row, best in enumerate(logits_RV.amax(dim=-1).tolist()) if not math.isfinite(best)}
+    return {} if np.isfinite(best_R).all() else dict.fromkeys(np.flatnonzero(~np.isfinite(best_R)).tolist(), reason)
 
 
 @torch.inference_mode()

@@ -14,13 +14,12 @@ def ending(
 
     A stop beats the length limit that the same token reaches. terminated: the grammar allows nothing more.
     """
-    params = sequence.request.params
+    params, num_output = sequence.request.params, len(sequence.output_token_ids)
     if stopped is not None:
         return "stop", stopped
-    is_eos = token in eos_token_ids and not params.ignore_eos
-    if is_eos or token in params.stop_token_ids or terminated:
+    if (token in eos_token_ids and not params.ignore_eos) or token in params.stop_token_ids or terminated:
         return "stop", token
-    return ("length", None) if sequence.num_output >= sequence.request.max_new_tokens else (None, None)
+    return ("length", None) if num_output >= sequence.request.max_new_tokens else (None, None)
 
 
 def metrics_of(lanes: Collection[Sequence], now_s: float) -> RequestMetrics:

@@ -15,6 +15,7 @@ from pluglm.kernel.core import Chunk, Event, FinishReason, Request, Sequence, St
 from pluglm.kernel.drawing import Drawer, Drawn, Window, follow
 from pluglm.kernel.ending import ending, metrics_of
 from pluglm.kernel.errors import ComponentFailure, RequestError, describe
+from pluglm.kernel.guard import Guarded
 from pluglm.kernel.interfaces.drafter import Drafter
 from pluglm.kernel.interfaces.kv import KVManager
 from pluglm.kernel.interfaces.services import TextStream
@@ -35,9 +36,9 @@ class EngineCore:
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
         self.kv: KVManager = parts.runner.kv
-        self.memory = Memory(parts, self.attempt)
+        self.memory = Memory(parts, self)
         self.roster = Roster(None if parts.prefix_cache is None else parts.prefix_cache.probe)
-        self._drawer = Drawer(parts.sampler, self.attempt, parts.names, parts.tokenizer.vocab_size)
+        self._drawer = Drawer(parts.sampler, self.attempting, parts.names, parts.tokenizer.vocab_size)
         self._streams: dict[int, TextStream] = {}
         self._events: list[Event] = []
         self._planning = Planning(parts, self.roster, self.memory, self)
@@ -94,29 +95,32 @@ class EngineCore:
 
     def step(self) -> list[Event]:
         """Advance every request as the scheduler sees fit. Never raises for what a plugin does."""
+        return self.parts.guard.run(self._step())
+
+    def _step(self) -> Guarded[list[Event]]:
         started = self.now()
         self.memory.return_held_back()
         for request_id in self.roster.late(started):
             self._end(request_id, "deadline")
-        self._propose()
+        yield from self._propose()
         self.parts.tiers.before_plan(self)
-        step = self._planning.plan(self._step_index)
+        step = yield from self._planning.plan(self._step_index)
         self.parts.tiers.after_commit(self)
-        logits_RV = self._execute(step)
-        drawn = self._sample(step, logits_RV)
+        logits_RV = yield from self._execute(step)
+        drawn = yield from self._sample(step, logits_RV)
         self._commit(step, drawn)
         self._searching.advance([sequence.request.request_id for sequence in step.searched])
         self.parts.tiers.after_step(self, [count for _, count in step.items])
         num_tokens = sum(count for _, count in step.items)
         self.parts.hooks.call("step_done", step=self._step_index, seconds=self.now() - started, num_tokens=num_tokens)
         self._step_index += 1
-        return self._deliver()
+        return (yield from self._deliver())
 
-    def _deliver(self) -> list[Event]:
+    def _deliver(self) -> Guarded[list[Event]]:
         """The step's events, shown to the policy and the hooks before the callers get them."""
         events, self._events = self._events, []
         if (policy := self.parts.policy) is not None and events:
-            self.attempt("scheduler", (), lambda: list(map(policy.on_event, events)))
+            yield from self.attempting("scheduler", (), lambda: list(map(policy.on_event, events)))
         for event in events:
             self.parts.hooks.call("event_emitted", event=event)
         return events
@@ -124,7 +128,7 @@ class EngineCore:
     def close(self) -> list[Event]:
         """Cancel what runs; returns its last events. Nothing may be called afterwards."""
         self.end_all("cancelled")
-        events = self._deliver()
+        events = self.parts.guard.run(self._deliver())
         self.parts.hooks.call("run_finished")
         self.parts.tiers.close(self)
         self.parts.guard.close()
@@ -134,8 +138,15 @@ class EngineCore:
         self, slot: str, touched: Iterable[Sequence], call: Callable[[], ResultT], undo: Callable[[], Any] = tuple
     ) -> ResultT | None:
         """call() under the guard; when the component fails (None), so do the requests it touched, and nothing else."""
+        return self.parts.guard.run(self.attempting(slot, touched, call, undo))
+
+    def attempting(
+        self, slot: str, touched: Iterable[Sequence], call: Callable[[], ResultT], undo: Callable[[], Any] = tuple
+    ) -> Guarded[ResultT | None]:
+        """`attempt` for what is under the guard itself, where it takes no thread of its own."""
         try:
-            return self.parts.guard.call(self.parts.names[slot], call)
+            result: ResultT = yield self.parts.names[slot], call
+            return result
         except (ComponentFailure, RequestError) as failure:
             said = failure if isinstance(failure, ComponentFailure) else f"{self.parts.names[slot]} raised {failure}"
             reason = " ".join(str(said).split())
@@ -146,7 +157,7 @@ class EngineCore:
                 self.finish(sequence, "error", error=reason)
             return None
 
-    def _propose(self) -> None:
+    def _propose(self) -> Guarded[None]:
         """Ask the drafter about every sequence that has nothing but its newest token to compute."""
         drafter, running = self.parts.drafter, self.roster.running
         asked = drafting.requests(running.values(), self.parts.budget) if drafter else []
@@ -154,17 +165,19 @@ class EngineCore:
             return
         touched = [running[one.sequence_id] for one in asked]
         ask = partial(drafting.ask, drafter, asked, self.parts.num_ids)
-        answers = self.attempt("drafter", touched, ask)
+        answers = yield from self.attempting("drafter", touched, ask)
         for sequence, answer in zip(touched, answers or [], strict=False):
             if isinstance(answer, str):
                 self.finish(sequence, "error", error=f"{self.parts.names['drafter']} {answer}")
             else:
                 sequence.drafts = answer
 
-    def _execute(self, step: Step) -> torch.Tensor | None:
+    def _execute(self, step: Step) -> Guarded[torch.Tensor | None]:
         """Run the planned tokens; logits of every row from each sequence's last known token on."""
         if not step.items:
-            self._copy_alone(step)
+            if step.copies:  # who was extended, and then lost its turn, reads them later
+                copy = partial(self.parts.runner.store.copy_blocks, step.copies)
+                yield from self.attempting("backend", self._written_by(step), copy)
             return None
         num_rows = [max(0, sequence.drafts_within(count) + 1) for sequence, count in step.items]
         chunks = [Chunk(s.sequence_id, s.pending(count), s.num_computed, s.num_prompt) for s, count in step.items]
@@ -183,7 +196,7 @@ class EngineCore:
                 raise ComponentFailure(self.parts.names["step"], f"returned logits {got} where {asked} were asked")
             return logits_RV
 
-        return self.attempt("backend", self._written_by(step), run)
+        return (yield from self.attempting("backend", self._written_by(step), run))
 
     def _written_by(self, step: Step) -> Iterator[Sequence]:
         """Whose KV a step writes, asked when it failed: its items, and others that wait for one of its block copies."""
@@ -193,12 +206,7 @@ class EngineCore:
             if sequence not in items and sequence.holds_kv and self.memory.holds_any(sequence.sequence_id, targets):
                 yield sequence
 
-    def _copy_alone(self, step: Step) -> None:
-        """The plan's copies when it computes nothing: who was extended, and then lost its turn, reads them later."""
-        if step.copies:
-            self.attempt("backend", self._written_by(step), partial(self.parts.runner.store.copy_blocks, step.copies))
-
-    def _sample(self, step: Step, logits_RV: torch.Tensor | None) -> list[tuple[Window, Drawn]]:
+    def _sample(self, step: Step, logits_RV: torch.Tensor | None) -> Guarded[list[tuple[Window, Drawn]]]:
         """Draws for every window; the rows of lanes under a search are put aside for it."""
         windows = step.windows
         if logits_RV is None or not windows:
@@ -209,7 +217,7 @@ class EngineCore:
             step.searched = {window.sequence: row[0] for window, row in pairs if window.sequence.walk is not None}
             windows = [window for window in windows if window.sequence.walk is None]
             logits_RV = torch.cat([row for window, row in pairs if window.sequence.walk is None] or [logits_RV[:0]])
-        return list(zip(windows, self._drawer.draw(logits_RV, windows), strict=True)) if windows else []
+        return list(zip(windows, (yield from self._drawer.draw(logits_RV, windows)), strict=True)) if windows else []
 
     def _commit(self, step: Step, drawn: list[tuple[Window, Drawn]]) -> None:
         """Accepted tokens become known, computed counts and KV follow, and whoever is done ends."""

@@ -5,27 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 
 from pluglm.kernel.core import CacheKey, Sequence, StepView
 from pluglm.kernel.errors import ComponentFailure
-from pluglm.kernel.guard import Watched
+from pluglm.kernel.guard import Guarded, Watched
 from pluglm.kernel.interfaces.kv import GroupTable, KVTransaction
+from pluglm.kernel.interfaces.kv_format import stored_parts
 
 if TYPE_CHECKING:
+    from pluglm.kernel.engine import EngineCore
     from pluglm.kernel.parts import Parts
 
 ResultT = TypeVar("ResultT")
-
-
-class Attempt(Protocol):
-    """(slot, sequences that fail when it fails, call, undo) -> the call's result, or None when it failed."""
-
-    def __call__(
-        self, slot: str, touched: Iterable[Sequence], call: Callable[[], ResultT], undo: Callable[[], Any] = tuple
-    ) -> ResultT | None: ...
 
 
 class StepKV:
@@ -67,17 +61,23 @@ class StepKV:
 class Memory:
     """KV of live sequences. Blocks of ended ones go back once no abandoned call can write to them any more."""
 
-    def __init__(self, parts: Parts, attempt: Attempt) -> None:
+    def __init__(self, parts: Parts, engine: EngineCore) -> None:
         self.kv = parts.runner.kv
         self.held_back: list[int] = []  # ended sequences that still hold blocks
         self.cache_epoch = 0  # resets of the prefix cache
-        self._parts, self._attempt = parts, attempt
+        self._parts, self._engine = parts, engine
         self._cache = parts.prefix_cache
         self._block_size, self._groups = self.kv.layout.block_size, self.kv.layout.groups
         self._host_bytes_left = parts.limits.offload_bytes
 
     def change(self, slot: str, touched: Iterable[Sequence], change: Callable[[Any], ResultT]) -> ResultT | None:
         """change(transaction) as an attempt; the transaction that it does not commit is rolled back."""
+        return self._parts.guard.run(self.changing(slot, touched, change))
+
+    def changing(
+        self, slot: str, touched: Iterable[Sequence], change: Callable[[Any], ResultT]
+    ) -> Guarded[ResultT | None]:
+        """`change` for what is under the guard itself."""
         opened: list[KVTransaction] = []
 
         def run() -> ResultT:
@@ -89,7 +89,8 @@ class Memory:
                 with suppress(RuntimeError):  # an abandoned call may have closed it
                     transaction.rollback()
 
-        return self._attempt(slot, touched, run, lambda: self._attempt("kv", (), roll_back))
+        undo = partial(self._engine.attempt, "kv", (), roll_back)
+        return (yield from self._engine.attempting(slot, touched, run, undo))
 
     def held_tokens(self, sequence_id: int) -> int:
         """Tokens that a sequence's committed KV has room for."""
@@ -165,18 +166,18 @@ class Memory:
                 one.num_published = one.num_sound
 
         if ready:
-            self._attempt("kv", ready, publish)
+            self._engine.attempt("kv", ready, publish)
 
     def reset_cache(self) -> None:
         """Forget every cached prefix, and those that live sequences have computed so far."""
         self.cache_epoch += 1
         if (cache := self._cache) is not None:
-            self._attempt("kv", (), cache.reset)
+            self._engine.attempt("kv", (), cache.reset)
 
     def offload(self, sequence: Sequence, tables: tuple[GroupTable, ...]) -> bool:
         """Copy released blocks to host memory before anything writes to them; False when there is no room for it."""
         read = partial(read_blocks, self._parts.runner.store, tables, sequence.num_computed)
-        saved = self._attempt("backend", (), read)
+        saved = self._engine.attempt("backend", (), read)
         num_bytes = 0 if saved is None else sum(one.nbytes for one in saved.data)
         if saved is None or num_bytes > self._host_bytes_left:
             return False
@@ -215,7 +216,7 @@ class Memory:
 
 
 class Saved(NamedTuple):
-    """KV in host memory: keys and values of each layer in turn, [blocks, block_size, K, H].
+    """KV in host memory: the parts of each layer in turn (see stored_parts), [blocks, block_size, K, numbers].
 
     num_dropped: by layer, the leading tokens that are not among them.
     """
@@ -231,7 +232,7 @@ def read_blocks(store: Any, tables: tuple[GroupTable, ...], num_tokens: int) -> 
     for layer, (num_dropped, blocks) in enumerate(tables):
         num_blocks = -(-(num_tokens - num_dropped) // store.layout.block_size)
         index = torch.tensor(blocks[:num_blocks], dtype=torch.int64)
-        stored = (_by_block(one, store) for one in (store.keys(layer), store.values(layer)))
+        stored = (_by_block(one, store) for one in stored_parts(store, layer))
         data += [one.index_select(0, index.to(one.device)).to("cpu") for one in stored]
     return Saved(tuple(table.num_dropped for table in tables), data)
 
@@ -239,10 +240,11 @@ def read_blocks(store: Any, tables: tuple[GroupTable, ...], num_tokens: int) -> 
 @torch.inference_mode()
 def write_blocks(store: Any, tables: tuple[GroupTable, ...], saved: Saved) -> None:
     """The inverse of read_blocks, into tables that may have dropped more since."""
+    data = iter(saved.data)
     for layer, (num_dropped, blocks) in enumerate(tables):
         num_gone = (num_dropped - saved.num_dropped[layer]) // store.layout.block_size
-        for stored, data in zip((store.keys(layer), store.values(layer)), saved.data[2 * layer :], strict=False):
-            kept = data[num_gone:]
+        for stored in stored_parts(store, layer):
+            kept = next(data)[num_gone:]
             index = torch.tensor(blocks[: len(kept)], dtype=torch.int64, device=stored.device)
             _by_block(stored, store).index_copy_(0, index, kept.to(stored.device))
 

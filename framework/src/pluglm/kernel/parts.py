@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
+
+from pluglm.kernel.interfaces.services import HookCalls
+from pluglm.kernel.interfaces.services import Tiers as Tiers
 
 if TYPE_CHECKING:
     from pluglm.kernel.core import Budget
-    from pluglm.kernel.engine import EngineCore
     from pluglm.kernel.guard import Guard
     from pluglm.kernel.interfaces.drafter import Drafter
     from pluglm.kernel.interfaces.grammar import Grammar
@@ -19,42 +21,6 @@ if TYPE_CHECKING:
     from pluglm.kernel.interfaces.services import TextStream, TokenizerView
     from pluglm.kernel.runner import ModelRunner
     from pluglm.kernel.sampling_params import SamplingParams
-
-
-class HookCalls(Protocol):
-    """Calls the hook of this name in every registered plugin; never raises."""
-
-    def call(self, hook: str, **arguments: object) -> None: ...
-
-
-class Tiers(Protocol):
-    """KV memory beside the device's. Each call sees the engine between two of its own acts, and never raises.
-
-    counts: by tier, what became of its blocks.
-    """
-
-    @property
-    def counts(self) -> Mapping[str, object]: ...
-
-    def before_plan(self, engine: EngineCore) -> None:
-        """Loads for waiting sequences; those whose KV is on its way are held out of the plan."""
-        ...
-
-    def after_commit(self, engine: EngineCore) -> None:
-        """Evicted blocks still have their content: what they hold is written over next."""
-        ...
-
-    def after_step(self, engine: EngineCore, num_tokens: list[int]) -> None:
-        """That many of each sequence were computed since after_commit."""
-        ...
-
-    def reset(self, engine: EngineCore) -> None:
-        """Forget every block, also those on their way."""
-        ...
-
-    def close(self, engine: EngineCore) -> None:
-        """The run is over: give up what is on its way, and let go of the tiers."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,13 +54,7 @@ def _losing(
         if request is None or one in check.taken:
             check.reasons.append(f"cannot {what} {one}: it is not running")
             continue
-        check.taken.add(one)
-        check.running.pop(one, None)
-        with suppress(ValueError):  # the scheduler released it
-            if keeps_kv:
-                check.kv.trim(one, request.num_computed)
-            else:
-                check.kv.release(one)
+        _take(check, request, keeps_kv)
         yield one
 
 
@@ -69,10 +63,7 @@ def _ending(check: _Check, refused: Iterable[tuple[int, str]]) -> Iterable[tuple
         if one not in check.known or one in check.taken:
             check.reasons.append(f"cannot refuse {one}: it is unknown, or loses its seat in this plan")
             continue
-        check.taken.add(one)
-        check.running.pop(one, None)
-        with suppress(ValueError):
-            check.kv.release(one)
+        _take(check, check.known[one], keeps_kv=False)
         yield one, str(reason)
 
 
@@ -97,7 +88,7 @@ def _items(check: _Check, items: Iterable[PlanItem]) -> Iterable[PlanItem]:
             continue
         check.reasons.append(f"sequence {one} {reason}")
         if request is not None and one not in kept and one not in check.taken:
-            _take_back(check, request)
+            _trim(check, request, request.holds_kv)
 
 
 def _pending(check: _Check, request: RequestView) -> int:
@@ -105,10 +96,17 @@ def _pending(check: _Check, request: RequestView) -> int:
     return request.num_pending - check.adopted.get(request.sequence_id, 0)
 
 
-def _take_back(check: _Check, request: RequestView) -> None:
-    """Return the KV that a sequence may not have in this step."""
+def _take(check: _Check, request: RequestView, keeps_kv: bool) -> None:
+    """Whoever loses its seat, or ends, is in nothing else of the plan."""
+    check.taken.add(request.sequence_id)
+    check.running.pop(request.sequence_id, None)
+    _trim(check, request, keeps_kv)
+
+
+def _trim(check: _Check, request: RequestView, keeps_kv: bool) -> None:
+    """Return the KV that a sequence may not have in this step, or all of it."""
     with suppress(ValueError):  # it holds none: never acquired, or released already
-        if request.holds_kv:
+        if keeps_kv:
             check.kv.trim(request.sequence_id, request.num_computed)
         else:
             check.kv.release(request.sequence_id)

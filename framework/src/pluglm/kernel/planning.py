@@ -5,17 +5,21 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pluglm.kernel.core import BlockCopies, FinishReason, PlanItem, Sequence, Status, StepPlan, StepView
+from pluglm.kernel.core import BlockCopies, PlanItem, Sequence, Status, StepPlan, StepView
 from pluglm.kernel.drawing import Window
+from pluglm.kernel.guard import Guarded
 from pluglm.kernel.interfaces.kv import GroupTable
 from pluglm.kernel.memory import Memory, Saved, StepKV
 from pluglm.kernel.parts import Parts
 from pluglm.kernel.plan_check import refuse_bad_items
 from pluglm.kernel.roster import Roster
+
+if TYPE_CHECKING:
+    from pluglm.kernel.engine import EngineCore
 
 logger = logging.getLogger("pluglm")
 MAX_IDLE_STEPS = 100  # empty plans in a row, with work waiting, before the scheduler is called stuck
@@ -49,25 +53,15 @@ class Step:
         return [Window(sequence, tuple(sequence.drafts[:num])) for sequence, num in reach if num >= 0]
 
 
-class Endings(Protocol):
-    """What planning needs of the engine: ways to end requests."""
-
-    def finish(self, sequence: Sequence, reason: FinishReason, **details: Any) -> None: ...
-
-    def end_all(self, reason: FinishReason, **details: Any) -> None: ...
-
-    def forget_drafts(self, sequence: Sequence) -> None: ...
-
-
 class Planning:
     """Plans step after step. stopped: why the engine takes no more requests, or nothing."""
 
-    def __init__(self, parts: Parts, roster: Roster, memory: Memory, engine: Endings) -> None:
+    def __init__(self, parts: Parts, roster: Roster, memory: Memory, engine: EngineCore) -> None:
         self._parts, self._roster, self._memory, self._engine = parts, roster, memory, engine
         self._idle_steps = 0
         self.stopped = ""
 
-    def plan(self, step_index: int) -> Step:
+    def plan(self, step_index: int) -> Guarded[Step]:
         """What this step works on; empty when the scheduler failed, which ended the requests it was asked about."""
         live = self._roster.live()
         if not live:
@@ -80,7 +74,7 @@ class Planning:
             running=self._roster.running_views(),
             waiting=self._roster.waiting_views(),
         )
-        decision = self._memory.change("scheduler", live, partial(self._decide, view))
+        decision = yield from self._memory.changing("scheduler", live, partial(self._decide, view))
         if decision is None:
             return Step()
         for reason in decision.reasons:

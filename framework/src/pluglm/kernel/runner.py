@@ -30,19 +30,19 @@ class ModelRunner:
         tokens: list[int] = []
         positions: list[int] = []
         rows: list[int] = []
-        for index, chunk in enumerate(chunks):
+        for index, (sequence_id, token_ids, num_computed, num_prompt) in enumerate(chunks):
             segment = Segment(
-                sequence_id=chunk.sequence_id,
+                sequence_id=sequence_id,
                 query_start=len(tokens),
-                num_query=len(chunk.token_ids),
-                num_context=chunk.num_computed,
-                block_table=() if has_groups else self.kv.block_table(chunk.sequence_id),
-                num_prompt=chunk.num_prompt,
+                num_query=len(token_ids),
+                num_context=num_computed,
+                block_table=() if has_groups else self.kv.block_table(sequence_id),
+                num_prompt=num_prompt,
             )
             segments.append(segment)
-            tokens.extend(chunk.token_ids)
-            positions.extend(range(chunk.num_computed, chunk.num_computed + len(chunk.token_ids)))
-            rows.extend(range(len(tokens) - (1 if num_rows is None else num_rows[index]), len(tokens)))
+            tokens += token_ids
+            positions += range(num_computed, num_computed + len(token_ids))
+            rows += range(len(tokens) - (1 if num_rows is None else num_rows[index]), len(tokens))
         slots_T = torch.empty(0, dtype=torch.int64) if has_groups else _slots(segments, block_size)
         return ModelInput(
             token_ids_T=_indices(tokens),

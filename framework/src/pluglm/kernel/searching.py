@@ -6,7 +6,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 from functools import partial
 from operator import index
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,30 +15,22 @@ from pluglm.kernel.drawing import NEG_INF
 from pluglm.kernel.ending import metrics_of
 from pluglm.kernel.errors import ComponentFailure
 from pluglm.kernel.interfaces.search import Branch, Hypothesis, Walk
-from pluglm.kernel.memory import Attempt, Memory
+from pluglm.kernel.memory import Memory
 from pluglm.kernel.parts import Parts
 from pluglm.kernel.roster import Roster
+
+if TYPE_CHECKING:
+    from pluglm.kernel.engine import EngineCore
 
 # L: lanes, V: vocabulary
 
 MAX_LANES = 1024  # of one request; each is a sequence with KV of its own
 
 
-class Closing(Protocol):
-    """What searching needs of the engine."""
-
-    @property
-    def attempt(self) -> Attempt: ...
-
-    def close_lane(self, sequence: Sequence) -> None: ...
-
-    def emit(self, event: Event) -> None: ...
-
-
 class Searching:
     """A lane that has its logits gives up its seat and keeps its KV, so that the others find seats."""
 
-    def __init__(self, parts: Parts, roster: Roster, memory: Memory, engine: Closing) -> None:
+    def __init__(self, parts: Parts, roster: Roster, memory: Memory, engine: EngineCore) -> None:
         self._parts, self._roster, self._memory, self._engine = parts, roster, memory, engine
 
     def park(self, sequence: Sequence, logits_V: torch.Tensor) -> None:

@@ -15,9 +15,10 @@ from pluglm.kernel.core import BlockCopies, CacheKey
 from pluglm.kernel.engine import EngineCore
 from pluglm.kernel.errors import ComponentFailure, KVExhausted
 from pluglm.kernel.interfaces.kv import KVStore, PrefixCache
+from pluglm.kernel.interfaces.kv_format import PART_NAMES, stored_parts
 from pluglm.kernel.memory import StepKV
 
-# T: tokens, K: kv heads, H: head dim
+# T: tokens, K: kv heads
 
 
 class CacheAccess:
@@ -29,16 +30,21 @@ class CacheAccess:
         self._layers = range(len(core.parts.runner.spec.layers))
 
     def shapes(self, num_tokens: int) -> list[tuple[torch.dtype, tuple[int, ...]]]:
-        """Of keys and values of each layer in turn, for so many tokens."""
-        stored = [one for layer in self._layers for one in (self._store.keys(layer), self._store.values(layer))]
+        """Of the parts of each layer in turn, for so many tokens."""
+        stored = _parts(self._store, self._layers)
         return [(one.dtype, (num_tokens, *one.shape[1:])) for one in stored]
+
+    def part_names(self) -> list[str]:
+        """Of the same tensors."""
+        counts = [len(stored_parts(self._store, layer)) for layer in self._layers]
+        return [f"{name}.{layer}" for layer, count in enumerate(counts) for name in PART_NAMES[:count]]
 
     def probe(self, key: CacheKey) -> int:
         """Tokens that could be adopted now."""
         return int(_required(self._core.attempt("kv", (), lambda: self._cache.probe(key)), self._names["kv"]))
 
     def read(self, key: CacheKey) -> list[torch.Tensor]:
-        """Keys and values of each layer in turn, [T, K, H] on the host, of the longest cached prefix; [] if none is."""
+        """The parts of each layer in turn, [T, K, numbers] on the host, of the longest cached prefix; [] if none is."""
         sequence_id = self._core.roster.new_id()
 
         def adopt(transaction: Any) -> int:
@@ -58,7 +64,7 @@ class CacheAccess:
             self._give_back(sequence_id)
 
     def read_blocks(self, blocks: Sequence[int]) -> list[list[torch.Tensor]]:
-        """Of each block: keys and values of each layer in turn, [block_size, K, H] on the host, in its own memory."""
+        """Of each block: the parts of each layer in turn, [block_size, K, numbers] on the host, in its own memory."""
         size = self._core.kv.layout.block_size
         slots = torch.tensor([block * size + offset for block in blocks for offset in range(size)], dtype=torch.int64)
         read = partial(read_slots, self._store, self._layers, slots)
@@ -110,7 +116,7 @@ class CacheAccess:
         self._store.copy_blocks(copies)
         if num_adopted < given.stop:
             slots = self._slots(sequence_id, num_adopted, given.stop)
-            write_slots(self._store, slots, [one[num_adopted - given.start :] for one in data])
+            write_slots(self._store, self._layers, slots, [one[num_adopted - given.start :] for one in data])
         return True
 
     def _publish(self, sequence_id: int, key: CacheKey) -> bool:
@@ -129,17 +135,20 @@ class CacheAccess:
 
 @torch.inference_mode()
 def read_slots(store: KVStore, layers: range, slots_T: torch.Tensor) -> list[torch.Tensor]:
-    """Keys and values of each layer in turn, [T, K, H], in host memory."""
-    stored = (one for layer in layers for one in (store.keys(layer), store.values(layer)))
-    return [one.index_select(0, slots_T.to(one.device)).to("cpu") for one in stored]
+    """The parts of each layer in turn, [T, K, numbers], in host memory."""
+    return [one.index_select(0, slots_T.to(one.device)).to("cpu") for one in _parts(store, layers)]
 
 
 @torch.inference_mode()
-def write_slots(store: KVStore, slots_T: torch.Tensor, data: Sequence[torch.Tensor]) -> None:
+def write_slots(store: KVStore, layers: range, slots_T: torch.Tensor, data: Sequence[torch.Tensor]) -> None:
     """The inverse of read_slots, into as many slots."""
-    for number, one in enumerate(data):
-        stored = (store.values if number % 2 else store.keys)(number // 2)
+    for stored, one in zip(_parts(store, layers), data, strict=True):
         stored.index_copy_(0, slots_T.to(stored.device), one.to(stored.device))
+
+
+def _parts(store: KVStore, layers: range) -> list[torch.Tensor]:
+    """Live storage, a layer at a time; see stored_parts."""
+    return [one for layer in layers for one in stored_parts(store, layer)]
 
 
 def _required(result: Any, name: str) -> Any:

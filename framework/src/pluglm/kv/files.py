@@ -81,7 +81,7 @@ def save_kv(core: EngineCore, token_ids: Sequence[int], path: str | Path, salt: 
         salt=_salt_digest(salt, salt_key),
         token_ids=list(known[:num_tokens]),
     )
-    data = seal(KIND, document.model_dump(), dict(zip(_names(len(tensors)), tensors, strict=True)))
+    data = seal(KIND, document.model_dump(), dict(zip(access.part_names(), tensors, strict=True)))
     try:
         write_whole(Path(path), data)
     except (OSError, ValueError) as error:
@@ -99,7 +99,7 @@ def load_kv(core: EngineCore, path: str | Path, salt: str) -> LoadedKV:
     try:
         file = SealedFile(KIND, read_bounded(Path(path), _most_bytes(core, access)))
         key = _checked_key(core, file, salt)
-        reason = access.fill(key, _checked_tensors(file, access.shapes(key.limit)))
+        reason = access.fill(key, _checked_tensors(file, access.part_names(), access.shapes(key.limit)))
         num_tokens = access.probe(key)
     except (UnreadableFileError, CheckpointError, RequestError, ComponentFailure) as error:
         return LoadedKV(0, f"{path}: {error}")
@@ -152,9 +152,10 @@ def _checked_key(core: EngineCore, file: SealedFile, salt: str) -> CacheKey:
     return CacheKey(cache_namespace(core.parts, salt, num_prompt or 0), known, len(known))
 
 
-def _checked_tensors(file: SealedFile, shapes: list[tuple[torch.dtype, tuple[int, ...]]]) -> list[torch.Tensor]:
+def _checked_tensors(
+    file: SealedFile, names: Sequence[str], shapes: list[tuple[torch.dtype, tuple[int, ...]]]
+) -> list[torch.Tensor]:
     """Raises UnreadableFileError unless they are what the KV store takes."""
-    names = _names(len(shapes))
     expected = {name: (str(dtype), shape) for name, (dtype, shape) in zip(names, shapes, strict=True)}
     if {name: (f"torch.{one.dtype}", one.shape) for name, one in file.shapes.items()} != expected:
         raise UnreadableFileError("holds tensors of other names, types or shapes than this run has")
@@ -176,8 +177,3 @@ def _short(text: str | None) -> str:
 
 def _salt_digest(salt: str, key: str) -> str:
     return hashlib.blake2b(salt.encode("utf-8", "surrogatepass"), key=bytes.fromhex(key), digest_size=32).hexdigest()
-
-
-def _names(count: int) -> list[str]:
-    """Of the tensors, in the order of CacheAccess.read."""
-    return [f"{'values' if number % 2 else 'keys'}.{number // 2}" for number in range(count)]

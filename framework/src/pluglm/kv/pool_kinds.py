@@ -10,6 +10,7 @@ from functools import cached_property, partial
 from pluglm.kernel.errors import PluginError
 from pluglm.kernel.interfaces.component import BuildContext
 from pluglm.kernel.interfaces.kv import DROP_UNIT, KVGroup
+from pluglm.kernel.interfaces.kv_format import token_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +69,7 @@ def pool_kinds(context: BuildContext, block_size: int) -> tuple[PoolKind, ...]:
             layers=tuple(layer.index for layer in layers),
             window=window,
             block_size=block_size,
-            block_bytes=sum(2 * one.num_kv_heads * one.head_dim for one in layers) * value_bytes * block_size,
+            block_bytes=sum(token_bytes(one, value_bytes, context.kv_format) for one in layers) * block_size,
             max_step_tokens=min(context.max_step_tokens, context.max_model_len),
         )
         for window, layers in groups

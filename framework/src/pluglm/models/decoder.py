@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import torch
 from torch.nn.functional import embedding
 
+from pluglm.kernel.interfaces.model import StackFuser
 from pluglm.models.config_reader import ConfigReader
 from pluglm.models.footprint import planned_weights, step_bytes
 from pluglm.models.layer import DecoderLayer
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from pluglm.kernel.core import ModelInput
     from pluglm.kernel.interfaces.checkpoint import Checkpoint
     from pluglm.kernel.interfaces.footprint import PlannedWeight
-    from pluglm.kernel.interfaces.model import AttentionCall, ModelContext, ModelSpec
+    from pluglm.kernel.interfaces.model import AttentionCall, FusedStack, Fuser, ModelContext, ModelSpec
 
 # T: rows of the batch, R: rows with logits, D: hidden size, V: vocabulary, N: query heads, K: kv heads, H: head dim
 
@@ -52,6 +53,7 @@ class Decoder(ABC):
         ]
         self._is_dynamic = any(isinstance(rotary, DynamicRotary) for rotary in self._rotaries)
         self._layers = [self.layer_class(settings, layer.index, loader) for layer in self.spec.layers]
+        self._stack = self._fused_stack(context.fuser)
         norm_D = loader.tensor(FINAL_NORM)
         self._norm = row_norm(norm_D, settings.norm_eps, settings.norm_offset)
         self._head = loader.head(self._embedding_VD, settings.tied_head)
@@ -93,6 +95,13 @@ class Decoder(ABC):
         plan.check(checkpoint, settings.spec.family, cls.foreign_prefixes)
         return settings, plan
 
+    def _fused_stack(self, fuser: Fuser | None) -> FusedStack | None:
+        """The backend's own way through all layers, if it has one and computes each of them."""
+        fused = [layer.fused for layer in self._layers if layer.fused is not None]
+        if not isinstance(fuser, StackFuser) or len(fused) < len(self._layers):
+            return None
+        return fuser.stack(fused, [layer.rope for layer in self._layers])
+
     def forward(self, inputs: ModelInput, attend: AttentionCall) -> torch.Tensor:
         map_rows = self._map_rows
         longest = max((segment.num_keys for segment in inputs.segments), default=0)
@@ -100,6 +109,8 @@ class Decoder(ABC):
             rotary.prepare(longest)
         lengths_T = rotary_lengths(inputs) if self._is_dynamic else inputs.positions_T
         x_TD, *angles = map_rows(self._embed, inputs.token_ids_T, inputs.positions_T, lengths_T)
+        if self._stack is not None and (hidden_TD := self._stack(x_TD, angles, attend)) is not None:
+            return hidden_TD
         for layer in self._layers:
             cos_T1H, sin_T1H = angles[2 * layer.rope : 2 * layer.rope + 2]
             q_TNH, k_TKH, v_TKH = layer.before_attention(map_rows, x_TD, cos_T1H, sin_T1H)

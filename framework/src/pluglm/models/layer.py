@@ -15,7 +15,7 @@ from pluglm.models.settings import DecoderSettings
 
 
 class DecoderLayer:
-    """spec: the layer's attention; rope: which of the model's rotary embeddings it uses.
+    """spec: the layer's attention; rope: which of the model's rotary embeddings it uses; fused: the backend's, if any.
 
     q, k and v are one linear layer, gate and up another: fewer, larger products are faster and quantise alike.
     """
@@ -37,20 +37,20 @@ class DecoderLayer:
         self._gate_up = loader.linear(f"{stem}mlp.gate_up_proj", gate_up)
         self._down = loader.linear(f"{stem}mlp.down_proj", [f"{stem}mlp.down_proj"])
         self._activation = ACTIVATIONS[settings.activation]
-        self._fused = None if loader.fuser is None else loader.fuser.layer(self._parts(settings, loader))
+        self.fused = None if loader.fuser is None else loader.fuser.layer(self._parts(settings, loader))
 
     def before_attention(
         self, map_rows: RowMap, x_TD: torch.Tensor, cos_T1H: torch.Tensor, sin_T1H: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         """pre_attention of all rows, by the backend's fused layer if there is one."""
-        if self._fused is not None:
-            return self._fused.pre_attention(x_TD, cos_T1H, sin_T1H)
+        if self.fused is not None:
+            return self.fused.pre_attention(x_TD, cos_T1H, sin_T1H)
         return map_rows(self.pre_attention, x_TD, cos_T1H, sin_T1H)
 
     def after_attention(self, map_rows: RowMap, x_TD: torch.Tensor, out_TNH: torch.Tensor) -> torch.Tensor:
         """post_attention of all rows, by the backend's fused layer if there is one."""
-        if self._fused is not None:
-            return self._fused.post_attention(x_TD, out_TNH)
+        if self.fused is not None:
+            return self.fused.post_attention(x_TD, out_TNH)
         return map_rows(self.post_attention, x_TD, out_TNH)[0]
 
     def pre_attention(

@@ -5,6 +5,7 @@ Its plain torch reference is the `naive` attention plugin.
 
 from __future__ import annotations
 
+import ctypes
 import struct
 from array import array
 from collections.abc import Sequence
@@ -105,12 +106,32 @@ class NativeAttention:
         keys and values [S, K, H] have q's dtype, q's tokens may be any distance apart.
         """
         out_TNH = torch.empty_like(q_TNH, memory_format=torch.contiguous_format)
+        call = self.pack(layer, q_TNH, out_TNH, table, keys, values, new)
+        self._attend(self._tools.handle, DTYPES[q_TNH.dtype], call)
+        return out_TNH
+
+    @property
+    def function(self) -> int:
+        """The address of what takes a packed call, as NativeCalls has it."""
+        return ctypes.cast(self._attend, ctypes.c_void_p).value or 0
+
+    def pack(
+        self,
+        layer: LayerSpec,
+        q_TNH: torch.Tensor,
+        out_TNH: torch.Tensor,
+        table: SegmentTable,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        new: NewKeys | None,
+    ) -> bytes:
+        """`attend` with these tensors as the C function takes it. Good while they and the table live."""
         pointers, num_tokens, k_stride, v_stride = (0, 0, 0), 0, 0, 0
         if new is not None:
             k_TKH, v_TKH, slots_T = new
             pointers = k_TKH.data_ptr(), v_TKH.data_ptr(), slots_T.data_ptr()
             num_tokens, k_stride, v_stride = len(slots_T), k_TKH.stride(0), v_TKH.stride(0)
-        call = _CALL.pack(
+        return _CALL.pack(
             q_TNH.data_ptr(),
             out_TNH.data_ptr(),
             keys.data_ptr(),
@@ -132,5 +153,3 @@ class NativeAttention:
             layer.scale,
             layer.soft_cap or 0.0,
         )
-        self._attend(self._tools.handle, DTYPES[q_TNH.dtype], call)
-        return out_TNH

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,10 +11,12 @@ from pluglm.kernel.interfaces.kernels import KernelChoice
 from pluglm.native.arena import piece_bytes
 from pluglm.native.layers import NativeHead, NativeLayer, refusal
 from pluglm.native.linear import NativeLinear
+from pluglm.native.stack import NativeStack
+from pluglm.native.stack import refusal as stack_refusal
 
 if TYPE_CHECKING:
     from pluglm.kernel.interfaces.kernels import KernelLog
-    from pluglm.kernel.interfaces.model import FusedHead, FusedLayer, LayerParts, Linear
+    from pluglm.kernel.interfaces.model import FusedHead, FusedLayer, FusedStack, LayerParts, Linear
     from pluglm.native.tools import NativeTools
 
 # D: hidden size, V: vocabulary, N: output features, K: input features
@@ -47,6 +50,15 @@ class NativeFuser:
             return None
         self._log.add(KernelChoice("decoder layer", self._name))
         return NativeLayer(self._tools, parts)
+
+    def stack(self, layers: Sequence[FusedLayer], ropes: Sequence[int]) -> FusedStack | None:
+        native = [one for one in layers if isinstance(one, NativeLayer)]
+        reason = stack_refusal(native) if len(native) == len(layers) else "another fuser made some of its layers"
+        if reason is not None:
+            self._log.add(KernelChoice("all layers", "one by one", ((self._name, reason),)))
+            return None
+        self._log.add(KernelChoice("all layers", self._name))
+        return NativeStack(self._tools, native, ropes)
 
     def head(self, norm_D: torch.Tensor, eps: float, head: Linear | torch.Tensor) -> FusedHead | None:
         """A tied head comes as the embedding [V, D], which is used in place."""

@@ -66,7 +66,7 @@ class NativeLayer:
     """
 
     def __init__(self, tools: NativeTools, parts: LayerParts) -> None:
-        self._tools, self._eps = tools, parts.eps
+        self._tools, self._eps, self.spec = tools, parts.eps, parts.spec
         self._struct = LayerStruct(
             activation=ACTIVATIONS[parts.activation],
             eps=parts.eps,
@@ -85,41 +85,45 @@ class NativeLayer:
         for name, layer in linears.items():
             setattr(self._struct, name, layer.struct)
         self._qkv, self._output, self._gate_up, self._down = linears.values()
-        self._dtype, self._width = self._qkv.weight_NK.dtype, self._qkv.weight_NK.shape[1]
-        self._type = DTYPES[self._dtype]
-        self._address, self._most_rows = ctypes.addressof(self._struct), min(one.most_rows for one in linears.values())
+        self.dtype, self.width = self._qkv.weight_NK.dtype, self._qkv.weight_NK.shape[1]
+        self.type_code = DTYPES[self.dtype]
+        self.address, self.most_rows = ctypes.addressof(self._struct), min(one.most_rows for one in linears.values())
         self._kinds = (parts.spec.num_heads, parts.spec.num_kv_heads, parts.spec.num_kv_heads)
-        self._heads_shape = (sum(self._kinds), parts.spec.head_dim)
-        self._head_dim = parts.spec.head_dim
+        self.heads_shape = (sum(self._kinds), parts.spec.head_dim)
+        self.out_shape = (parts.spec.num_heads, parts.spec.head_dim)
+
+    def split(self, heads_TCH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """q_TNH, k_TKH and v_TKH, views."""
+        q_TNH, k_TKH, v_TKH = heads_TCH.split_with_sizes(self._kinds, 1)
+        return q_TNH, k_TKH, v_TKH
 
     def pre_attention(
         self, x_TD: torch.Tensor, cos_T1H: torch.Tensor, sin_T1H: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """q_TNH, k_TKH and v_TKH, views of one tensor [T, C, H]."""
         num_rows, tools = x_TD.shape[0], self._tools
-        x_TD = dense(x_TD, self._dtype, (num_rows, self._width))
-        angles_shape = (num_rows, 1, self._head_dim)
-        cos_T1H, sin_T1H = dense(cos_T1H, self._dtype, angles_shape), dense(sin_T1H, self._dtype, angles_shape)
-        heads_TCH = torch.empty((num_rows, *self._heads_shape), dtype=x_TD.dtype)
+        x_TD = dense(x_TD, self.dtype, (num_rows, self.width))
+        angles_shape = (num_rows, 1, self.spec.head_dim)
+        cos_T1H, sin_T1H = dense(cos_T1H, self.dtype, angles_shape), dense(sin_T1H, self.dtype, angles_shape)
+        heads_TCH = torch.empty((num_rows, *self.heads_shape), dtype=x_TD.dtype)
         angles = cos_T1H.data_ptr(), sin_T1H.data_ptr(), num_rows, heads_TCH.data_ptr()
-        if num_rows <= self._most_rows:
-            tools.library.pluglm_pre_attention(tools.handle, self._type, self._address, x_TD.data_ptr(), *angles)
+        if num_rows <= self.most_rows:
+            tools.library.pluglm_pre_attention(tools.handle, self.type_code, self.address, x_TD.data_ptr(), *angles)
         else:
             projected = _product(self._qkv, self._norm(x_TD, "attention_norm"))
-            tools.library.pluglm_turn_heads(tools.handle, self._type, self._address, projected.data_ptr(), *angles)
-        q_TNH, k_TKH, v_TKH = heads_TCH.split_with_sizes(self._kinds, 1)
-        return q_TNH, k_TKH, v_TKH
+            tools.library.pluglm_turn_heads(tools.handle, self.type_code, self.address, projected.data_ptr(), *angles)
+        return self.split(heads_TCH)
 
     def post_attention(self, x_TD: torch.Tensor, out_TNH: torch.Tensor) -> torch.Tensor:
         """x_TD after the attention's output projection and the feed-forward part."""
         num_rows, tools = x_TD.shape[0], self._tools
-        x_TD = dense(x_TD, self._dtype, (num_rows, self._width))
-        attended = dense(out_TNH, self._dtype, (num_rows, self._kinds[0], self._head_dim))
-        if num_rows > self._most_rows:
+        x_TD = dense(x_TD, self.dtype, (num_rows, self.width))
+        attended = dense(out_TNH, self.dtype, (num_rows, *self.out_shape))
+        if num_rows > self.most_rows:
             return self._post_attention_by_parts(x_TD, attended.flatten(1))
         out_TD = torch.empty_like(x_TD)
         pointers = x_TD.data_ptr(), attended.data_ptr(), num_rows, out_TD.data_ptr()
-        tools.library.pluglm_post_attention(tools.handle, self._type, self._address, *pointers)
+        tools.library.pluglm_post_attention(tools.handle, self.type_code, self.address, *pointers)
         return out_TD
 
     def _post_attention_by_parts(self, x_TD: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
@@ -131,7 +135,7 @@ class NativeLayer:
         active_TI = torch.empty((num_rows, width), dtype=x_TD.dtype)
         tools, kind = self._tools, self._struct.activation
         pointers = both.data_ptr(), num_rows, width, active_TI.data_ptr()
-        tools.library.pluglm_gated(tools.handle, self._type, kind, *pointers)
+        tools.library.pluglm_gated(tools.handle, self.type_code, kind, *pointers)
         return self._add(x_TD, _product(self._down, active_TI), "mlp_out_norm")
 
     def _add(
@@ -141,7 +145,7 @@ class NativeLayer:
         tools = self._tools
         tools.library.pluglm_add_and_norm(
             tools.handle,
-            self._type,
+            self.type_code,
             x_TD.data_ptr(),
             change_TD.data_ptr(),
             getattr(self._struct, out_norm),

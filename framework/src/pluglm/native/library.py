@@ -23,7 +23,7 @@ FUNCTIONS: Mapping[str, tuple[type | Callable[[int], None] | None, tuple[type, .
     "pluglm_allow_tiles": (_INT32, ()),
     "pluglm_map": (_POINTER, (ctypes.c_size_t,)),
     "pluglm_unmap": (None, (_POINTER, ctypes.c_size_t)),
-    "pluglm_read": (ctypes.c_uint64, (_POINTER, _POINTER, ctypes.c_size_t)),
+    "pluglm_read": (ctypes.c_uint64, (_POINTER, _POINTER, ctypes.c_size_t, _INT32)),
     "pluglm_linear": (_require_memory, (_POINTER, _INT32, _POINTER, _POINTER, _INT64, _INT32, _POINTER)),
     "pluglm_norm": (_require_memory, (_POINTER, _INT32, _POINTER, _POINTER, _FLOAT, _INT64, _INT64, _POINTER)),
     "pluglm_add_and_norm": (
@@ -40,6 +40,7 @@ FUNCTIONS: Mapping[str, tuple[type | Callable[[int], None] | None, tuple[type, .
         (_POINTER, _INT32, _POINTER, _POINTER, _POINTER, _POINTER, _INT64, _POINTER),
     ),
     "pluglm_post_attention": (_require_memory, (_POINTER, _INT32, _POINTER, _POINTER, _POINTER, _INT64, _POINTER)),
+    "pluglm_stack": (_require_memory, (_POINTER, _INT32, _POINTER)),
     "pluglm_attention": (_require_memory, (_POINTER, _INT32, _POINTER)),
     "pluglm_store_keys": (_require_memory, (_POINTER, _INT32, _POINTER)),
 }

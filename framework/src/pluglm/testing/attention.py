@@ -10,7 +10,8 @@ import torch
 
 from pluglm.kernel.errors import PluglmError
 from pluglm.kernel.interfaces.attention import Attention
-from pluglm.kernel.interfaces.component import BATCH_INVARIANT
+from pluglm.kernel.interfaces.component import BATCH_INVARIANT, KV_FORMATS
+from pluglm.kernel.interfaces.kv_format import KVFormat
 from pluglm.kernel.interfaces.model import LayerSpec, ModelSpec
 from pluglm.testing.attention_cases import (
     STALE,
@@ -23,6 +24,7 @@ from pluglm.testing.attention_cases import (
     reference,
     run_case,
 )
+from pluglm.testing.attention_formats import attention_format_checks
 from pluglm.testing.check import Check, ContractViolation, expect, make_check
 from pluglm.testing.common import common_checks, provides
 from pluglm.testing.context import make_context, small_spec
@@ -46,6 +48,11 @@ class Subject:
         attention: Attention = self.cls(self.config, context)
         return attention
 
+    def build_for(self, layer: LayerSpec, kv_format: KVFormat) -> Attention:
+        context = make_context(spec=spec_of(layer), device=self.device, kv_format=kv_format, max_model_len=512)
+        attention: Attention = self.cls(self.config, context)
+        return attention
+
     def run(self, case: Case, deterministic: bool = False) -> torch.Tensor:
         attention = self.build(case.layer, deterministic=deterministic)
         return run_case(attention, case, fresh_store(case, spec_of(case.layer), self.device), self.device)
@@ -66,6 +73,8 @@ def attention_checks(
     if provides(cls, config, BATCH_INVARIANT):
         yield make_check(rows_are_bitwise_independent, subject)
         yield make_check(chunks_are_bitwise_invariant, subject)
+    if provides(cls, config, KV_FORMATS):
+        yield from attention_format_checks(subject.build_for, device, tolerance)
 
 
 def plain_layer(**changes: Any) -> LayerSpec:

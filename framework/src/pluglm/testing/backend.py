@@ -13,7 +13,9 @@ from pluglm.kernel.core import ModelInput
 from pluglm.kernel.interfaces.backend import Backend, BackendContext
 from pluglm.kernel.interfaces.component import ATTENTION_UNUSED, BATCH_INVARIANT, LAYER_GROUPS
 from pluglm.kernel.interfaces.kv import KVLayout, KVStore
+from pluglm.kernel.interfaces.kv_format import FormatBackend
 from pluglm.kernel.interfaces.model import Model
+from pluglm.testing.backend_formats import backend_format_checks
 from pluglm.testing.backend_groups import backend_group_checks
 from pluglm.testing.batches import Part, flat_input, grow
 from pluglm.testing.block_kv import BlockPool
@@ -76,6 +78,8 @@ def backend_checks(cls: type[Any], config: Any = None) -> Iterator[Check]:
     if ATTENTION_UNUSED not in capabilities.provides:  # else keys and values are the backend's own affair
         yield make_check(store_holds_keys_and_values, subject)
         yield make_check(layers_have_storage_of_their_own, subject)
+        if issubclass(cls, FormatBackend):
+            yield from backend_format_checks(subject.build)
     if "slot:quantizer" not in capabilities.refuses:
         yield make_check(given_linear_layers_are_used, subject)
     if provides(cls, config, BATCH_INVARIANT):

@@ -2,84 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from pluglm.kernel.core import SampleRow
-from pluglm.kernel.interfaces.sampler import LogitsStep
 from pluglm.kernel.sampling_params import SamplingParams
 from pluglm.testing.check import Check, expect, make_check
 from pluglm.testing.common import common_checks
+from pluglm.testing.logits_step_laws import LAWS, hard_masks_ignore_logits
+from pluglm.testing.logits_step_subject import ACTIVE, INF, VOCAB_SIZE, Subject, apply, random_rows
 
 # R: rows, V: vocabulary
 
-VOCAB_SIZE = 17
-INF = float("inf")
-# a value away from neutral for every parameter that shapes logits
-ACTIVE: dict[str, Any] = {
-    "temperature": 0.6,
-    "top_k": 4,
-    "top_p": 0.6,
-    "min_p": 0.2,
-    "repetition_penalty": 1.4,
-    "frequency_penalty": 0.8,
-    "presence_penalty": 0.9,
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
-    """The class under test, and params for which it must be active."""
-
-    cls: type[Any]
-    config: Any
-    active: SamplingParams
-
-    def build(self) -> LogitsStep:
-        step: LogitsStep = self.cls(self.config, VOCAB_SIZE)
-        return step
-
-    def row(self, number: int = 0, **changes: Any) -> SampleRow:
-        """Rows differ in what they have seen, so that a mix-up of rows shows."""
-        output = [(number * 5 + i * i) % VOCAB_SIZE for i in range(1 + number % 4)]
-        row = SampleRow(
-            params=self.active,
-            prompt_token_ids=(number % VOCAB_SIZE, 3),
-            output_token_ids=output,
-            seed=number,
-            lane=0,
-            position=len(output),
-        )
-        return replace(row, **changes)
-
-    def rows(self, count: int) -> list[SampleRow]:
-        return [self.row(number) for number in range(count)]
+NUM_ARGMAX = 10_000
 
 
 def logits_step_checks(cls: type[Any], config: Any = None, active: SamplingParams | None = None) -> Iterator[Check]:
-    """Every check of a logits step. active: params that switch it on; by default each of `parameters` is set."""
+    """Every check of a logits step. active: params that switch it on; by default each of `parameters` is set.
+
+    A class with `hard_mask = True` may leave a row without a token, and is held to the logits it must not look at.
+    """
     config = cls.Config() if config is None else config
     known = {name: ACTIVE[name] for name in cls.parameters if name in ACTIVE}
     subject = Subject(cls=cls, config=config, active=active or SamplingParams(**known))
     yield from common_checks("logits_step", cls, config, subject.build)
-    for function in ALWAYS:
+    survival = hard_masks_ignore_logits if getattr(cls, "hard_mask", False) else one_token_survives
+    for function in (*ALWAYS, *LAWS, survival):
         yield make_check(function, subject)
     if cls.argmax_invariant:
         yield make_check(argmax_is_invariant, subject)
-
-
-def apply(step: LogitsStep, logits_RV: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
-    """The step's result on a copy, as the step may work in place."""
-    with torch.inference_mode():
-        return step.apply(logits_RV.clone(), rows).clone()
-
-
-def random_rows(count: int, seed: int = 0) -> torch.Tensor:
-    """logits_RV float32 without ties."""
-    return torch.randn(count, VOCAB_SIZE, generator=torch.Generator().manual_seed(seed)) * 2
 
 
 def parameters_are_real_fields(subject: Subject) -> None:
@@ -118,18 +71,6 @@ def shape_and_dtype_stay(subject: Subject) -> None:
         found = apply(subject.build(), random_rows(count), subject.rows(count))
         expect(found.shape == (count, VOCAB_SIZE), f"shape {(count, VOCAB_SIZE)}", tuple(found.shape))
         expect(found.dtype == torch.float32, "float32", found.dtype)
-
-
-def rows_do_not_mix(subject: Subject) -> None:
-    """A row has the same bits alone, and in any order."""
-    step, logits_RV, rows = subject.build(), random_rows(12, 3), subject.rows(12)
-    together = apply(step, logits_RV, rows)
-    for index in range(12):
-        alone = apply(step, logits_RV[index : index + 1], rows[index : index + 1])
-        expect(torch.equal(alone[0], together[index]), f"the bits of row {index} alone", "others in a batch of 12")
-    order = torch.randperm(12, generator=torch.Generator().manual_seed(1)).tolist()
-    permuted = apply(step, logits_RV[order], [rows[index] for index in order])
-    expect(torch.equal(permuted, together[order]), "the same bits in another order of rows", "others")
 
 
 def calls_leave_no_trace(subject: Subject) -> None:
@@ -191,10 +132,10 @@ def large_logits_stay_numbers(subject: Subject) -> None:
 
 def argmax_is_invariant(subject: Subject) -> None:
     """Declared, so that greedy rows may skip the step."""
-    logits_RV = random_rows(4000, 9)
-    found = apply(subject.build(), logits_RV, subject.rows(4000))
+    logits_RV = random_rows(NUM_ARGMAX, 9)
+    found = apply(subject.build(), logits_RV, subject.rows(NUM_ARGMAX))
     moved = int((found.argmax(1) != logits_RV.argmax(1)).sum())
-    expect(moved == 0, "the most likely token of 4000 rows unchanged, as declared", f"{moved} changed")
+    expect(moved == 0, f"the most likely token of {NUM_ARGMAX} rows unchanged, as declared", f"{moved} changed")
 
 
 ALWAYS = (
@@ -203,11 +144,9 @@ ALWAYS = (
     active_params_have_an_effect,
     activity_depends_on_own_parameters,
     shape_and_dtype_stay,
-    rows_do_not_mix,
     calls_leave_no_trace,
     rows_are_not_changed,
     masked_stays_masked,
-    one_token_survives,
     truncations_keep_the_rest,
     large_logits_stay_numbers,
 )

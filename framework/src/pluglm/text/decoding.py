@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Protocol
 
 from pluglm.kernel.errors import TokenizerError
@@ -36,17 +37,40 @@ class Stage(Protocol):
         ...
 
 
-class ByteLevelStage:
-    """Pieces spell bytes; text leaves when its UTF-8 sequence is complete, U+FFFD for what can never be completed."""
+class SpelledBytes(dict[str, tuple[bytes, str | None]]):
+    """What each piece of one vocabulary spells, and the text if that is UTF-8 by itself. Worked out when first asked
+    for, and shared by streams."""
 
     def __init__(self) -> None:
         self._table = byte_of_character()
+
+    def __missing__(self, piece: str) -> tuple[bytes, str | None]:
+        data = spelled_bytes(piece, self._table)
+        text: str | None = None
+        with suppress(UnicodeDecodeError):
+            text = data.decode()
+        self[piece] = data, text
+        return data, text
+
+
+class ByteLevelStage:
+    """Pieces spell bytes; text leaves when its UTF-8 sequence is complete, U+FFFD for what can never be completed."""
+
+    def __init__(self, spelled: SpelledBytes) -> None:
+        self._spelled = spelled
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._is_between = True  # no part of a character is held
 
     def push(self, piece: str) -> list[str]:
-        return [self._utf8.decode(spelled_bytes(piece, self._table))]
+        data, text = self._spelled[piece]
+        if self._is_between and text is not None:
+            return [text]
+        text = self._utf8.decode(data)
+        self._is_between = not self._utf8.getstate()[0]
+        return [text]
 
     def flush(self) -> list[str]:
+        self._is_between = True
         return [self._utf8.decode(b"", final=True)]
 
 
@@ -137,7 +161,7 @@ class StageChain:
         return pieces
 
 
-def streaming_decoder(spec: Mapping[str, Any] | None, source: str) -> StageChain:
+def streaming_decoder(spec: Mapping[str, Any] | None, source: str, spelled: SpelledBytes) -> StageChain:
     """The streaming form of the `decoder` entry of a tokenizers JSON; `source` names the tokenizer in messages.
 
     Raises TokenizerError for a decoder outside STREAMABLE (WordPiece, CTC, regex replacement, right strip).
@@ -149,7 +173,7 @@ def streaming_decoder(spec: Mapping[str, Any] | None, source: str) -> StageChain
         if kind == "Fuse":
             joined = True
             continue
-        stages.append(_stage(part, joined, source))
+        stages.append(_stage(part, joined, source, spelled))
         joined = joined or kind == "ByteLevel"
     return StageChain(stages)
 
@@ -162,10 +186,10 @@ def _parts(spec: Mapping[str, Any] | None, source: str) -> list[Mapping[str, Any
     return [spec]
 
 
-def _stage(part: Mapping[str, Any], joined: bool, source: str) -> Stage:
+def _stage(part: Mapping[str, Any], joined: bool, source: str, spelled: SpelledBytes) -> Stage:
     kind = part["type"]
     if kind == "ByteLevel" and not joined:
-        return ByteLevelStage()
+        return ByteLevelStage(spelled)
     if kind == "ByteFallback" and not joined:
         return ByteFallbackStage()
     if kind == "Metaspace" and not joined:

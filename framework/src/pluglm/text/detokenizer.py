@@ -27,7 +27,7 @@ class IncrementalDetokenizer:
         for token_id in ids:
             text = None if token_id in self._skipped else self._tokenizer.token_text(token_id)
             if text is not None:
-                pieces.extend(self._decoder.push(text))
+                pieces += self._decoder.push(text)
         return "".join(pieces)
 
     def flush(self) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ import tokenizers
 
 from pluglm.kernel.errors import RequestError
 from pluglm.text.byte_alphabet import byte_of_character, spelled_bytes
-from pluglm.text.decoding import BYTE_TOKEN, StageChain, streaming_decoder
+from pluglm.text.decoding import BYTE_TOKEN, SpelledBytes, StageChain, streaming_decoder
 from pluglm.text.messages import one_line
 
 SPACE_MARK = "▁"
+_MOST_TEXTS = 1 << 18  # tokens whose text is remembered
 
 
 class Tokenizer:
@@ -57,6 +59,8 @@ class Tokenizer:
         self._json_lock = threading.Lock()
         self._json: str | None = None
         self._decoder_spec: Mapping[str, Any] | None = _decoder_spec(backend)
+        self._text_of = lru_cache(_MOST_TEXTS)(backend.id_to_token)  # asked for with every token of every output
+        self._spelled = SpelledBytes()
         self._byte_table = byte_of_character() if _spells_bytes(self._decoder_spec) else None
 
     @classmethod
@@ -100,7 +104,7 @@ class Tokenizer:
 
     def token_text(self, token_id: int) -> str | None:
         """The token as the vocabulary spells it, or None when no token has this id."""
-        return self._backend.id_to_token(token_id) if token_id >= 0 else None
+        return self._text_of(token_id) if token_id >= 0 else None
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that the token adds to a text; for a control token, its spelling. Empty for an id without a token.
@@ -121,7 +125,7 @@ class Tokenizer:
 
     def stream_decoder(self) -> StageChain:
         """A fresh streaming form of this tokenizer's decoder. Raises TokenizerError when it has none."""
-        return streaming_decoder(self._decoder_spec, self.source)
+        return streaming_decoder(self._decoder_spec, self.source, self._spelled)
 
     def to_json(self) -> str:
         """The backend in the JSON form of the tokenizers library."""

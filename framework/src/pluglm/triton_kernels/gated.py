@@ -1,6 +1,8 @@
-"""Launches the gated activations SwiGLU and GeGLU."""
+"""Launches the gated activations SwiGLU, GeGLU (both forms of GELU) and ReGLU."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import torch
 
@@ -8,8 +10,14 @@ from pluglm.triton_kernels.launching import check_rows, launch, power_of_two, sa
 
 # T: rows, I: width of the feed-forward layer
 
-# By the names that config.json uses, as `models.activations`: whether it is the tanh form of GELU.
-GATED_ACTIVATIONS: dict[str, bool] = {"silu": False, "swish": False, "gelu_pytorch_tanh": True}
+# The kernel's form, by the names that config.json uses, as `models.activations`.
+GATED_ACTIVATIONS: Mapping[str, str] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+}
 
 _MOST_COLUMNS = 2048  # of one program
 
@@ -42,11 +50,11 @@ def gated(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
             out_TI,
             gate_up.stride(0),
             num_columns,
-            IS_GELU=GATED_ACTIVATIONS[activation],
+            FORM=GATED_ACTIVATIONS[activation],
             BLOCK=block,
             num_warps=num_warps,
         )
 
     if out_TI.numel():
-        launch(kernel, gate_up.device)
+        launch(kernel, gate_up)
     return out_TI

@@ -29,5 +29,5 @@ def gather_rows(x_TD: torch.Tensor, rows_R: torch.Tensor) -> torch.Tensor:
         gather_rows_kernel[grid](x_TD, rows_R, out_RD, x_TD.stride(0), num_columns, BLOCK=block, num_warps=num_warps)
 
     if out_RD.numel():
-        launch(kernel, x_TD.device)
+        launch(kernel, x_TD)
     return out_RD

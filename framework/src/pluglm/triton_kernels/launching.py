@@ -1,4 +1,9 @@
-"""What the launchers share: checks of their tensors, block sizes, and the device that a launch goes to."""
+"""What the launchers share: checks of their tensors, block sizes, and the device that a launch goes to.
+
+Row kernels have no stored table of launch configs as the attention kernels have: they read and write each value once,
+so a block is the row itself, or a fixed piece of it, and its warps follow from the values a thread then holds. There
+are no stages to choose, as nothing is in a loop. `measure` says what is reached on a device.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,7 @@ from typing import Any
 
 import torch
 
-from pluglm.triton_kernels.availability import check_dtype, unavailable
+from pluglm.triton_kernels.availability import check_dtype, not_installed, unavailable
 
 MOST_FEATURES = 16384  # of a row that one program holds in registers, in float32 and without spills
 
@@ -28,7 +33,6 @@ def warps_for(block: int) -> int:
 
 def check_rows(name: str, tensor: torch.Tensor, num_dims: int) -> None:
     """ValueError unless `tensor` is of a type the kernels compute with, with values of its last dimension adjacent."""
-    check_dtype(tensor)
     if tensor.dtype not in _FLOATS or tensor.dim() != num_dims:
         raise ValueError(
             f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)}, not floats of {num_dims} dimensions"
@@ -43,11 +47,16 @@ def same(name: str, found: Any, expected: Any) -> None:
         raise ValueError(f"{name} is {found}, not {expected}")
 
 
-def launch(kernel: Callable[[], Any], device: torch.device) -> None:
-    """Calls `kernel` with `device` as the current one, as triton wants it. ValueError where no kernel can run."""
-    if reason := unavailable():
+def launch(kernel: Callable[[], Any], x: torch.Tensor) -> None:
+    """Calls `kernel` with the device of x, its main input, as the current one, as triton wants it.
+
+    ValueError where no kernel can run, and for bfloat16 in the interpreter.
+    """
+    # A tensor on a GPU shows that there is one; asking again would cost more than the launch.
+    if reason := not_installed() if x.is_cuda else unavailable():
         raise ValueError(f"triton kernels cannot run here: {reason}")
-    with _current(device):
+    check_dtype(x)
+    with _current(x.device):
         kernel()
 
 

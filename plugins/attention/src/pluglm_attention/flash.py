@@ -6,18 +6,24 @@ from collections.abc import Mapping
 
 from pluglm.kernel.interfaces.component import BuildContext
 from pluglm_attention.kernel_attention import KernelAttention
-from pluglm_attention.kernel_choice import KernelConfig, KernelMaker, build_kernel
+from pluglm_attention.kernel_choice import AttentionKernel, KernelConfig, KernelMaker, build_kernel
 from pluglm_attention.native_kernel import NativeKernel
 from pluglm_attention.segment_kernel import SegmentKernel
 from pluglm_attention.tiled import tiled_attention
 from pluglm_attention.torch_kernels import TorchKernel
-from pluglm_attention.triton_kernels import TritonFlash
+from pluglm_attention.triton_kernels import TritonFlash, TritonPaged, codes_of
+
+
+def _on_triton(context: BuildContext) -> AttentionKernel:
+    codes = codes_of(context.kv_format)
+    return TritonFlash() if codes is None else TritonPaged(codes)
+
 
 MAKERS: Mapping[str, KernelMaker] = {
-    "triton": lambda context: TritonFlash(),
+    "triton": _on_triton,
     "native": NativeKernel,
-    "torch": lambda context: TorchKernel.flash(),
-    "tiled": lambda context: SegmentKernel(tiled_attention),
+    "torch": lambda context: TorchKernel.flash(context.kv_format),
+    "tiled": lambda context: SegmentKernel(tiled_attention, context.kv_format),
 }
 
 
@@ -25,8 +31,9 @@ class FlashAttention(KernelAttention):
     """FlashAttention-2 (Dao, 2023, arXiv:2307.08691) for batches of sequences of any lengths, each behind its cached
     prefix, with grouped heads, windows and soft caps. No matrix of all queries and all keys is ever made.
 
-    On CUDA a Triton kernel reads keys that lie side by side, and gathers others first. On a CPU the native kernel runs,
-    which is the one of `paged` and reads in place. The torch kernel runs anywhere, a tile at a time.
+    On CUDA a Triton kernel reads keys that lie side by side, and gathers others first; keys in a KV format are read by
+    that of `paged`, in place. On a CPU the native kernel runs, which is the one of `paged` too. The torch kernel runs
+    anywhere, a tile at a time.
     """
 
     def __init__(self, config: KernelConfig, context: BuildContext) -> None:

@@ -17,9 +17,11 @@ from pluglm.native.tools import NativeTools
 from pluglm_attention import native_kernel
 from pluglm_attention.triton import unavailable
 from pluglm_attention.triton.launch_configs import DEFAULT_TABLE, choose_config
+from pluglm_attention.triton_kernels import why_not_encoded
 
 BY_SHAPE = "torch picks its products by shape, so a row's bits depend on its batch"
 BY_SPLITS = "keys are split by batch, so a row's bits depend on it"
+NOT_ENCODED = "it reads and writes keys and values in the run's dtype, and the run has a KV format"
 
 
 class KernelConfig(ComponentConfig):
@@ -53,6 +55,8 @@ def why_not_triton(context: BuildContext) -> str | None:
         return BY_SPLITS
     if reason := unavailable():
         return reason
+    if reason := why_not_encoded(context.kv_format, device):
+        return reason
     try:
         for layer in context.spec.layers:
             choose_config(DEFAULT_TABLE, "decode", device, layer.head_dim)
@@ -66,6 +70,8 @@ def why_not_native(context: BuildContext) -> str | None:
         return f"it runs on the CPU, not on {context.device}"
     if not isinstance(context.tools, NativeTools):
         return "the backend does not run native kernels"
+    if context.kv_format is not None:
+        return NOT_ENCODED
     return native_kernel.refusal(context)
 
 

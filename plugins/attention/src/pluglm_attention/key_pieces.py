@@ -15,6 +15,7 @@ import torch
 from pluglm.kernel.core import Segment
 from pluglm.kernel.interfaces.model import LayerSpec
 from pluglm_attention.online_softmax import LOWEST, scaled_queries, scores_of
+from pluglm_attention.rows import Rows
 from pluglm_attention.slots import first_visible_key
 
 # B: sequences, Q: queries of each, filled up to the most, P: pieces, S: keys of a piece
@@ -95,12 +96,7 @@ def _slots(segments: list[Segment], block_size: int, positions_PS: torch.Tensor,
 
 
 def attend_pieces(
-    layer: LayerSpec,
-    q_TNH: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    batch: PieceBatch,
-    out_TNH: torch.Tensor,
+    layer: LayerSpec, q_TNH: torch.Tensor, keys: Rows, values: Rows, batch: PieceBatch, out_TNH: torch.Tensor
 ) -> None:
     """Writes the rows of the batch to out_TNH."""
     num_sequences, num_queries = batch.rows_BQ.shape
@@ -126,9 +122,10 @@ def attend_pieces(
     out_TNH.index_copy_(0, batch.targets_R, out_RNH.index_select(0, batch.filled_R).to(out_TNH.dtype))
 
 
-def _gathered(stored: torch.Tensor, slots_PS: torch.Tensor) -> torch.Tensor:
+def _gathered(stored: Rows, slots_PS: torch.Tensor) -> torch.Tensor:
     """[P * K, S, H] float32."""
-    found_PSKH = stored.index_select(0, slots_PS.flatten()).view(*slots_PS.shape, *stored.shape[1:])
+    found_CKH = stored.index_select(0, slots_PS.flatten())
+    found_PSKH = found_CKH.view(*slots_PS.shape, *found_CKH.shape[1:])
     return found_PSKH.transpose(1, 2).to(torch.float32, memory_format=torch.contiguous_format).flatten(0, 1)
 
 

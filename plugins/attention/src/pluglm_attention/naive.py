@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 
 from pluglm.kernel.interfaces.attention import Attention, AttentionBatch
-from pluglm.kernel.interfaces.component import BATCH_INVARIANT, BuildContext, Capabilities, ComponentConfig
+from pluglm.kernel.interfaces.component import BATCH_INVARIANT, KV_FORMATS, BuildContext, Capabilities, ComponentConfig
 from pluglm.kernel.interfaces.kv import KVStore
 from pluglm.kernel.interfaces.model import LayerSpec
 from pluglm_attention.bounds import ROUNDED_RESULT
@@ -34,11 +34,12 @@ class NaiveAttention(Attention):
     ERROR_BOUNDS: ClassVar[Mapping[str, float]] = ROUNDED_RESULT
 
     def __init__(self, config: ComponentConfig, context: BuildContext) -> None:
-        self._kernel = SegmentKernel(tiled_attention if context.deterministic else plain_attention)
+        attend = tiled_attention if context.deterministic else plain_attention
+        self._kernel = SegmentKernel(attend, context.kv_format)
 
     @classmethod
     def capabilities(cls, config: Any) -> Capabilities:
-        return Capabilities(provides=frozenset({BATCH_INVARIANT}))
+        return Capabilities(provides=frozenset({BATCH_INVARIANT, KV_FORMATS}))
 
     def plan(self, batch: AttentionBatch) -> SegmentPlan:
         return self._kernel.plan(batch)

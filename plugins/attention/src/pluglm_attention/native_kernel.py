@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from pluglm.kernel.interfaces.attention import AttentionBatch
+from pluglm.kernel.interfaces.attention import AttentionBatch, HeadRows, NativeCalls
 from pluglm.kernel.interfaces.component import BuildContext
 from pluglm.kernel.interfaces.kv import KVStore
 from pluglm.kernel.interfaces.model import LayerSpec
@@ -54,6 +55,22 @@ class NativeKernel:
         q_TNH, k_TKH, v_TKH = (_dense_rows(x) for x in (q_TNH, k_TKH, v_TKH))
         _require_one_dtype(q_TNH, k_TKH, v_TKH, keys, values)
         return self._native.attend(layer, q_TNH, plan.table, keys, values, NewKeys(k_TKH, v_TKH, plan.slots_T))
+
+    def native_calls(
+        self, layers: Sequence[LayerSpec], heads: HeadRows, plan: NativePlan, kv: KVStore
+    ) -> NativeCalls | None:
+        """What `run` does for these layers, whose heads lie as the kernel takes them; else None."""
+        q_TNH, k_TKH, v_TKH, out_TNH = heads
+        stores = [(kv.keys(one.index), kv.values(one.index)) for one in layers]
+        if any(_dense_rows(x) is not x for x in (q_TNH, k_TKH, v_TKH)):
+            return None
+        _require_one_dtype(q_TNH, k_TKH, v_TKH, *(tensor for pair in stores for tensor in pair))
+        new = NewKeys(k_TKH, v_TKH, plan.slots_T)
+        calls = [
+            self._native.pack(layer, q_TNH, out_TNH, plan.table, keys, values, new)
+            for layer, (keys, values) in zip(layers, stores, strict=True)
+        ]
+        return NativeCalls(self._native.function, calls, (plan, stores))
 
 
 def _dense_rows(x: torch.Tensor) -> torch.Tensor:

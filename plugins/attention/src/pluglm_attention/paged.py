@@ -11,13 +11,13 @@ from pluglm_attention.native_kernel import NativeKernel
 from pluglm_attention.segment_kernel import SegmentKernel
 from pluglm_attention.tiled import tiled_attention
 from pluglm_attention.torch_kernels import TorchKernel
-from pluglm_attention.triton_kernels import TritonPaged
+from pluglm_attention.triton_kernels import TritonPaged, codes_of
 
 MAKERS: Mapping[str, KernelMaker] = {
-    "triton": lambda context: TritonPaged(),
+    "triton": lambda context: TritonPaged(codes_of(context.kv_format)),
     "native": NativeKernel,
-    "torch": lambda context: TorchKernel.paged(),
-    "tiled": lambda context: SegmentKernel(tiled_attention),
+    "torch": lambda context: TorchKernel.paged(context.kv_format),
+    "tiled": lambda context: SegmentKernel(tiled_attention, context.kv_format),
 }
 
 
@@ -26,7 +26,8 @@ class PagedAttention(KernelAttention):
     Few long sequences are split along their keys, as in Flash-Decoding (Dao et al., 2023).
 
     On CUDA a Triton kernel, on a CPU the native one reads blocks in place. The torch kernel runs anywhere: it gathers
-    the keys of all sequences with few new tokens in pieces that are computed together, and tiles the others.
+    the keys of all sequences with few new tokens in pieces that are computed together, and tiles the others. Keys in a
+    KV format are decoded inside the Triton kernel, and by the piece or tile elsewhere.
     """
 
     def __init__(self, config: KernelConfig, context: BuildContext) -> None:

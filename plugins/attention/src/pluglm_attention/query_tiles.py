@@ -13,6 +13,7 @@ import torch
 from pluglm.kernel.core import Segment
 from pluglm.kernel.interfaces.model import LayerSpec
 from pluglm_attention.online_softmax import OnlineSoftmax, scaled_queries, scores_of
+from pluglm_attention.rows import Rows
 from pluglm_attention.scores import visible
 from pluglm_attention.slots import first_visible_key
 from pluglm_attention.stored_keys import StoredKeys, stored_keys
@@ -73,9 +74,7 @@ def _key_tiles(position: int, num_rows: int, window: int | None, device: torch.d
     return tuple(tiles)
 
 
-def attend_tile(
-    layer: LayerSpec, q_ANH: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, tile: QueryTile
-) -> torch.Tensor:
+def attend_tile(layer: LayerSpec, q_ANH: torch.Tensor, keys: Rows, values: Rows, tile: QueryTile) -> torch.Tensor:
     """out_ANH float32 of the tile's rows q_ANH. keys, values: of the layer's whole store, [slots, K, H]."""
     num_rows, num_heads, head_dim = q_ANH.shape
     num_kv_heads = layer.num_kv_heads

@@ -11,10 +11,11 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from pluglm.kernel.errors import IncompatibleError
 from pluglm.kernel.interfaces.attention import Attention, AttentionBatch
-from pluglm.kernel.interfaces.component import DETERMINISTIC, BuildContext, Capabilities, ComponentConfig
+from pluglm.kernel.interfaces.component import DETERMINISTIC, KV_FORMATS, BuildContext, Capabilities, ComponentConfig
 from pluglm.kernel.interfaces.kv import KVStore
 from pluglm.kernel.interfaces.model import LayerSpec
 from pluglm_attention.bounds import ROUNDED_WEIGHTS
+from pluglm_attention.rows import Rows, write_rows
 from pluglm_attention.sdpa_plan import DecodePart, KeyRange, Part, SegmentPart, plan_parts
 
 # T: tokens of the flat batch, B: sequences of a decode batch, Q: queries of one segment, S: keys
@@ -35,7 +36,8 @@ class SdpaAttention(Attention):
     FlashAttention (Dao et al., 2022, arXiv:2205.14135) as torch ships it, with the query heads of a kv head grouped
     as rows or as a broadcast batch: torch's own enable_gqa copies keys, and is slow in bfloat16 on a CPU.
 
-    Refuses models with a soft cap, which torch cannot apply, and deterministic runs.
+    Refuses models with a soft cap, which torch cannot apply, and deterministic runs. With a KV format it decodes the
+    keys of one call, and computes in float32.
     """
 
     interface_version = 1
@@ -49,12 +51,13 @@ class SdpaAttention(Attention):
                 f"{capped[0]} needs; use attention 'naive'"
             )
         self._windows = {layer.window for layer in context.spec.layers}
-        self._dtype = getattr(torch, context.dtype)
+        self._kv_format = context.kv_format
+        self._dtype = getattr(torch, context.dtype) if context.kv_format is None else torch.float32
 
     @classmethod
     def capabilities(cls, config: Any) -> Capabilities:
         reason = "torch's sdpa picks its blocks by shape, so a row's bits depend on its batch; use attention 'naive'"
-        return Capabilities(refuses={DETERMINISTIC: reason})
+        return Capabilities(provides=frozenset({KV_FORMATS}), refuses={DETERMINISTIC: reason})
 
     def plan(self, batch: AttentionBatch) -> SdpaPlan:
         device = batch.slots_T.device
@@ -70,21 +73,17 @@ class SdpaAttention(Attention):
         plan: SdpaPlan,
         kv: KVStore,
     ) -> torch.Tensor:
-        keys, values = kv.keys(layer.index), kv.values(layer.index)
-        keys.index_copy_(0, plan.slots_T, k_TKH)
-        values.index_copy_(0, plan.slots_T, v_TKH)
-        parts = plan.parts[layer.window]
+        keys, values = write_rows(layer, k_TKH, v_TKH, plan.slots_T, kv, self._kv_format)
+        parts, wide_TNH = plan.parts[layer.window], q_TNH.to(self._dtype)
         if len(parts) == 1:
-            return _attend(layer, q_TNH, keys, values, parts[0])
+            return _attend(layer, wide_TNH, keys, values, parts[0]).to(q_TNH.dtype)
         out_TNH = torch.empty_like(q_TNH)
         for part in parts:
-            out_TNH[part.rows] = _attend(layer, q_TNH[part.rows], keys, values, part)
+            out_TNH[part.rows] = _attend(layer, wide_TNH[part.rows], keys, values, part)
         return out_TNH
 
 
-def _attend(
-    layer: LayerSpec, q_TNH: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, part: Part
-) -> torch.Tensor:
+def _attend(layer: LayerSpec, q_TNH: torch.Tensor, keys: Rows, values: Rows, part: Part) -> torch.Tensor:
     if isinstance(part, DecodePart):
         return _decode_batch(layer, q_TNH, keys, values, part)
     k_KSH, v_KSH = _segment_keys(keys, part.keys), _segment_keys(values, part.keys)
@@ -93,8 +92,8 @@ def _attend(
     return _prefill(layer, q_TNH, k_KSH, v_KSH, part)
 
 
-def _segment_keys(stored: torch.Tensor, keys: KeyRange | torch.Tensor) -> torch.Tensor:
-    """[K, S, H]: a view of consecutive slots, or a copy of scattered ones."""
+def _segment_keys(stored: Rows, keys: KeyRange | torch.Tensor) -> torch.Tensor:
+    """[K, S, H]: of a tensor a view of consecutive slots, or a copy of scattered ones."""
     if isinstance(keys, KeyRange):
         return stored.narrow(0, keys.first_slot, keys.num_keys).transpose(0, 1)
     return stored.index_select(0, keys).transpose(0, 1)
@@ -107,11 +106,9 @@ def _decode_one(layer: LayerSpec, q_1NH: torch.Tensor, k_KSH: torch.Tensor, v_KS
     return out_1KGH.reshape(q_1NH.shape)
 
 
-def _decode_batch(
-    layer: LayerSpec, q_BNH: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, part: DecodePart
-) -> torch.Tensor:
+def _decode_batch(layer: LayerSpec, q_BNH: torch.Tensor, keys: Rows, values: Rows, part: DecodePart) -> torch.Tensor:
     """As _decode_one, for B sequences of up to S gathered keys in one call."""
-    num_sequences, num_kv_heads = q_BNH.shape[0], keys.shape[1]
+    num_sequences, num_kv_heads = q_BNH.shape[0], layer.num_kv_heads
     shape = (num_sequences, -1, num_kv_heads, layer.head_dim)
     k_BKSH, v_BKSH = (x.index_select(0, part.slots).view(shape).transpose(1, 2) for x in (keys, values))
     q_BKGH = q_BNH.reshape(num_sequences, num_kv_heads, -1, layer.head_dim)

@@ -10,7 +10,9 @@ import torch
 from pluglm.kernel.core import Segment
 from pluglm.kernel.interfaces.attention import AttentionBatch
 from pluglm.kernel.interfaces.kv import KVStore
+from pluglm.kernel.interfaces.kv_format import KVFormat
 from pluglm.kernel.interfaces.model import LayerSpec
+from pluglm_attention.rows import write_rows
 from pluglm_attention.slots import key_slots
 
 # T: tokens of the flat batch, Q: queries of one segment, S: its keys, N: query heads, K: kv heads, H: head dim
@@ -28,10 +30,10 @@ class SegmentPlan:
 
 
 class SegmentKernel:
-    """attend: computes one segment."""
+    """attend: computes one segment, whose keys and values are decoded where the run has a KV format."""
 
-    def __init__(self, attend: SegmentFunction) -> None:
-        self._attend = attend
+    def __init__(self, attend: SegmentFunction, kv_format: KVFormat | None) -> None:
+        self._attend, self._kv_format = attend, kv_format
 
     def plan(self, batch: AttentionBatch) -> SegmentPlan:
         device = batch.slots_T.device
@@ -48,9 +50,7 @@ class SegmentKernel:
         plan: SegmentPlan,
         kv: KVStore,
     ) -> torch.Tensor:
-        keys, values = kv.keys(layer.index), kv.values(layer.index)
-        keys.index_copy_(0, plan.slots_T, k_TKH)
-        values.index_copy_(0, plan.slots_T, v_TKH)
+        keys, values = write_rows(layer, k_TKH, v_TKH, plan.slots_T, kv, self._kv_format)
         out_TNH = torch.empty_like(q_TNH)
         for segment, slots_S in plan.parts:
             rows = slice(segment.query_start, segment.query_start + segment.num_query)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from pluglm.kernel.core import Segment
+from pluglm_attention.rows import Rows
 from pluglm_attention.slots import first_slot_if_consecutive, key_slots
 
 # S: keys that are read, K: kv heads, H: head dim
@@ -20,8 +21,8 @@ class StoredKeys:
     first_slot: int
     slots: torch.Tensor | None
 
-    def read(self, stored: torch.Tensor, start: int, stop: int) -> torch.Tensor:
-        """[S, K, H] of positions start .. stop: a view where they lie side by side, else a copy."""
+    def read(self, stored: Rows, start: int, stop: int) -> torch.Tensor:
+        """[S, K, H] of positions start .. stop: of a tensor a view where they lie side by side, else a copy."""
         if self.slots is None:
             return stored.narrow(0, self.first_slot + start - self.first_key, stop - start)
         return stored.index_select(0, self.slots[start - self.first_key : stop - self.first_key])

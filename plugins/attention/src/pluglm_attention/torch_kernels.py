@@ -9,9 +9,11 @@ import torch
 from pluglm.kernel.core import Segment
 from pluglm.kernel.interfaces.attention import AttentionBatch
 from pluglm.kernel.interfaces.kv import KVStore
+from pluglm.kernel.interfaces.kv_format import KVFormat
 from pluglm.kernel.interfaces.model import LayerSpec
 from pluglm_attention.key_pieces import MOST_QUERIES, PieceBatch, attend_pieces, piece_batches
 from pluglm_attention.query_tiles import QueryTile, attend_tile, query_tiles
+from pluglm_attention.rows import write_rows
 
 # T: tokens of the flat batch, N: query heads, K: kv heads, H: head dim
 
@@ -35,17 +37,17 @@ class TorchPlan:
 class TorchKernel:
     """Segments of up to most_in_pieces queries are computed together, in pieces of their keys; others in tiles."""
 
-    def __init__(self, most_in_pieces: int) -> None:
-        self._most_in_pieces = most_in_pieces
+    def __init__(self, most_in_pieces: int, kv_format: KVFormat | None) -> None:
+        self._most_in_pieces, self._kv_format = most_in_pieces, kv_format
 
     @classmethod
-    def flash(cls) -> TorchKernel:
+    def flash(cls, kv_format: KVFormat | None = None) -> TorchKernel:
         """Everything in tiles."""
-        return cls(0)
+        return cls(0, kv_format)
 
     @classmethod
-    def paged(cls) -> TorchKernel:
-        return cls(MOST_QUERIES)
+    def paged(cls, kv_format: KVFormat | None = None) -> TorchKernel:
+        return cls(MOST_QUERIES, kv_format)
 
     def plan(self, batch: AttentionBatch) -> TorchPlan:
         return TorchPlan(batch)
@@ -59,9 +61,7 @@ class TorchKernel:
         plan: TorchPlan,
         kv: KVStore,
     ) -> torch.Tensor:
-        keys, values = kv.keys(layer.index), kv.values(layer.index)
-        keys.index_copy_(0, plan.batch.slots_T, k_TKH)
-        values.index_copy_(0, plan.batch.slots_T, v_TKH)
+        keys, values = write_rows(layer, k_TKH, v_TKH, plan.batch.slots_T, kv, self._kv_format)
         if layer.window not in plan.work:
             plan.work[layer.window] = self._work(plan.batch, layer.window)
         out_TNH = torch.empty_like(q_TNH)

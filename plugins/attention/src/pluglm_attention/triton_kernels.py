@@ -3,16 +3,44 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 
 from pluglm.kernel.interfaces.attention import AttentionBatch
 from pluglm.kernel.interfaces.kv import KVStore
+from pluglm.kernel.interfaces.kv_format import KVFormat, PartedStore, SymmetricCodes
 from pluglm.kernel.interfaces.model import LayerSpec
 from pluglm_attention.slots import first_slot_if_consecutive, first_visible_key, key_slots
-from pluglm_attention.triton.plan import FlashPlan, TritonPlan, plan_flash, plan_paged
+from pluglm_attention.triton.launch_configs import check_storage
+from pluglm_attention.triton.plan import FlashPlan, KVScales, TritonPlan, plan_flash, plan_paged
 
 # T: tokens of the flat batch, S: keys, N: query heads, K: kv heads, H: head dim
+
+# What the kernels quantise to while they write, and decode while they read.
+CODES = (
+    SymmetricCodes(value_dtype=torch.int8, limit=127.0, least_scale=1e-12),
+    SymmetricCodes(value_dtype=torch.float8_e4m3fn, limit=448.0, least_scale=1e-12),
+)
+
+
+def codes_of(kv_format: KVFormat | None) -> SymmetricCodes | None:
+    """Of a format that `why_not_encoded` accepts."""
+    return None if kv_format is None else kv_format.symmetric()
+
+
+def why_not_encoded(kv_format: KVFormat | None, device: torch.device) -> str | None:
+    """Why the kernels cannot store KV in this format on a device, or None."""
+    if kv_format is None:
+        return None
+    codes = kv_format.symmetric()
+    if codes not in CODES:
+        return "it stores symmetric int8 and e4m3 codes, and the run's KV format has other ones"
+    try:
+        check_storage(codes.value_dtype, device)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +53,13 @@ class PagedPlan:
 
 
 class TritonPaged:
-    """Keys through block tables, in place. Its plans are a GraphAttention's."""
+    """Keys through block tables, in place. Its plans are a GraphAttention's. codes: of a KV format, one of CODES."""
 
-    def __init__(self) -> None:
+    def __init__(self, codes: SymmetricCodes | None = None) -> None:
         from pluglm_attention.triton.launch import launch_unified
         from pluglm_attention.triton.launch_scatter import launch_scatter
 
-        self._attend, self._store = launch_unified, launch_scatter
+        self._attend, self._store, self._codes = launch_unified, launch_scatter, codes
 
     def plan(self, batch: AttentionBatch) -> PagedPlan:
         return PagedPlan(batch.slots_T, plan_paged(batch.segments, batch.block_size, batch.slots_T.device))
@@ -54,9 +82,17 @@ class TritonPaged:
         plan: PagedPlan,
         kv: KVStore,
     ) -> torch.Tensor:
-        keys, values = kv.keys(layer.index), kv.values(layer.index)
-        self._store(k_TKH, v_TKH, plan.slots_T, keys, values)
-        return self._attend(layer, q_TNH, keys, values, plan.on_device)
+        keys, values, scales = self._stored(layer, kv)
+        self._store(k_TKH, v_TKH, plan.slots_T, keys, values, scales)
+        return self._attend(layer, q_TNH, keys, values, plan.on_device, scales=scales)
+
+    def _stored(self, layer: LayerSpec, kv: KVStore) -> tuple[torch.Tensor, torch.Tensor, KVScales | None]:
+        """Keys and values as the kernels take them, and their scales."""
+        if self._codes is None:
+            return kv.keys(layer.index), kv.values(layer.index), None
+        keys, values, k_scales_SK1, v_scales_SK1 = cast(PartedStore, kv).parts(layer.index)
+        dtype = self._codes.value_dtype
+        return keys.view(dtype), values.view(dtype), KVScales(k_scales_SK1.squeeze(2), v_scales_SK1.squeeze(2))
 
 
 def _sized_plan(batch: AttentionBatch, max_blocks: int) -> TritonPlan:

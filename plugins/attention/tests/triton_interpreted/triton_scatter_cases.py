@@ -75,6 +75,22 @@ def test_zeros_and_extremes(dtype: torch.dtype) -> None:
     assert keys[7, 1, :3].float().tolist() == [LARGEST[dtype], -LARGEST[dtype], 0.0]
 
 
+@pytest.mark.parametrize("spoilt", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("dtype", [torch.int8, E4M3], ids=str)
+def test_a_spoilt_head_is_not_hidden(dtype: torch.dtype, spoilt: float) -> None:
+    """Its scale is NaN and its codes are 0; the other heads and tokens are as they were."""
+    k = random(5, 3, 64)
+    k[1, 2, 9] = spoilt
+    keys, values, scales = quantised_store(12, 3, 64, dtype)
+    launch_scatter(k, k, SLOTS, keys, values, scales)
+    assert scales.k_SK[2, 2].isnan()
+    assert torch.equal(keys[2, 2].float(), torch.zeros(64))
+    for token, head in ((1, 0), (1, 1), (0, 2)):
+        codes, scale = quantised(k[token, head][None, None], dtype)
+        assert torch.equal(keys[SLOTS[token], head].float(), codes[0, 0].float())
+        assert scales.k_SK[SLOTS[token], head] == scale
+
+
 def test_ties_go_to_even() -> None:
     """Codes 0.5, 1.5, 2.5, -0.5, -1.5 of a head whose largest value is 127: scale 1."""
     k = torch.zeros((1, 1, 16))

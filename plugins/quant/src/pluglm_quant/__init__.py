@@ -1,1 +1,1 @@
-"""Weight quantizers that work while a model loads: int8 per channel and int4 in groups."""
+"""Quantisation on the fly: weights in int8 and int4 while a model loads, keys and values in int8 and fp8 later."""

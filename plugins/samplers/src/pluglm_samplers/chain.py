@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from operator import is_
+from typing import Any, NamedTuple, Self
 
 import torch
-from pydantic import ValidatorFunctionWrapHandler, field_validator
+from pydantic import ValidatorFunctionWrapHandler, field_validator, model_validator
 
 from pluglm.kernel.config import Slot
 from pluglm.kernel.core import SampleRow
@@ -15,25 +16,43 @@ from pluglm.kernel.interfaces.component import BuildContext, ComponentConfig
 from pluglm.kernel.interfaces.sampler import LogitsStep, Sampler
 from pluglm.kernel.sampling_params import SamplingParams
 from pluglm_samplers.admission import unsupported
-from pluglm_samplers.drawing import draw, pick_best, require_tokens
+from pluglm_samplers.building import build_step
+from pluglm_samplers.columns import PerParams
+from pluglm_samplers.drawing import draw, pick_best
+from pluglm_samplers.presets import PRESETS, Preset
 from pluglm_samplers.randomness import Coins
 
 # R: rows, V: vocabulary
 
-DEFAULT_STEPS = (
-    "repetition_penalty", "frequency_penalty", "presence_penalty", "temperature", "top_k", "top_p", "min_p",
-)  # fmt: skip
+DEFAULT_STEPS = PRESETS["default"]
 
 
-_MAX_KNOWN = 4096  # params whose active steps are remembered
+class _Kind(NamedTuple):
+    """What rows have in common: the steps that are active for them, by number."""
+
+    is_greedy: bool
+    steps: tuple[int, ...]
+
+
+class _Plan(NamedTuple):
+    """What a batch with these params takes; one step after another usually has the same. Rows by number.
+
+    steps: by number, each with its active rows, None is all. params: kept alive, since they are known by identity.
+    """
+
+    params: list[SamplingParams]
+    steps: list[tuple[int, list[int] | None]]
+    sampled: list[int]
+    greedy: list[int]
 
 
 class ChainConfig(ComponentConfig):
-    """steps: applied in this order, each a name or {use: NAME, ...the step's own keys}.
+    """preset: a named order of steps. steps: an order of one's own, each a name or {use: NAME, ...the step's own keys}.
 
-    [] draws from the raw logits.
+    steps [] draws from the raw logits.
     """
 
+    preset: Preset = "default"
     steps: tuple[Slot, ...] = tuple(Slot(use=name) for name in DEFAULT_STEPS)
 
     @field_validator("steps", mode="wrap", json_schema_input_type=list[str | Slot])
@@ -45,6 +64,19 @@ class ChainConfig(ComponentConfig):
         if repeated:
             raise ValueError(f"steps name {', '.join(repeated)} more than once; a step runs once a draw")
         return steps
+
+    @model_validator(mode="before")
+    @classmethod
+    def _steps_of_preset(cls, data: Any) -> Any:
+        preset = data.get("preset") if isinstance(data, dict) and "steps" not in data else None
+        return {**data, "steps": PRESETS[preset]} if isinstance(preset, str) and preset in PRESETS else data
+
+    @model_validator(mode="after")
+    def _one_order(self) -> Self:
+        """By value: a config that spells out the steps of its preset, or the default preset, is the same config."""
+        if self.preset != "default" and self.steps != tuple(Slot(use=name) for name in PRESETS[self.preset]):
+            raise ValueError(f"preset {self.preset} has steps of its own; leave out preset or steps")
+        return self
 
 
 class ChainSampler(Sampler):
@@ -64,9 +96,10 @@ class ChainSampler(Sampler):
         self._steps: list[LogitsStep] = []
         for use in config.steps:
             step_class, step_config = context.resolve_component("logits_step", use.use, use.options)
-            self._steps.append(step_class(step_config, context.spec.vocab_size))
+            self._steps.append(build_step(step_class, step_config, context))
         self._coins = Coins()
-        self._known: dict[int, tuple[SamplingParams, list[bool]]] = {}  # by id, of objects that are kept alive here
+        self._wanted = PerParams(self._want)
+        self._last = _Plan([], [], [], [])
         self._parameters = frozenset(name for step in self._steps for name in step.parameters)
 
     @classmethod
@@ -80,66 +113,59 @@ class ChainSampler(Sampler):
         return f"{wanted} needs a logits step that is not in sampler.steps (configured: {have})" if wanted else None
 
     def sample(self, logits_RV: torch.Tensor, rows: Sequence[SampleRow]) -> list[int]:
-        """See the contract. ComponentFailure names a step that broke its own; ValueError a row left without a token."""
-        is_greedy = [row.params.greedy for row in rows]
-        sampled = [index for index, greedy in enumerate(is_greedy) if not greedy]
-        for name, step, active in self._active_rows(rows):
-            logits_RV = _apply(name, step, logits_RV, rows, active)
-        if not sampled:
-            return require_tokens(pick_best(logits_RV))
-        drawn = draw(_select(logits_RV, sampled), [rows[index] for index in sampled], self._coins.uniform)
-        ids = dict(zip(sampled, drawn, strict=True))
-        if greedy := [index for index, one in enumerate(is_greedy) if one]:
-            ids.update(zip(greedy, pick_best(_select(logits_RV, greedy)), strict=True))
-        return require_tokens([ids[index] for index in range(len(rows))])
+        """See the contract; NO_TOKEN for a row without a token. ComponentFailure names a step that broke its own."""
+        params = [row.params for row in rows]
+        plan = self._last
+        if len(params) != len(plan.params) or not all(map(is_, params, plan.params)):
+            plan = self._last = self._plan(params)
+        for number, active in plan.steps:
+            logits_RV = _apply(self._names[number], self._steps[number], logits_RV, rows, active)
+        if not plan.sampled:
+            return pick_best(logits_RV)
+        if not plan.greedy:
+            return draw(logits_RV, rows, self._coins.uniform)
+        drawn = draw(_select(logits_RV, plan.sampled), [rows[index] for index in plan.sampled], self._coins.uniform)
+        best = pick_best(_select(logits_RV, plan.greedy))
+        ids = dict(zip([*plan.sampled, *plan.greedy], [*drawn, *best], strict=True))
+        return [ids[index] for index in range(len(rows))]
 
-    def _active_rows(self, rows: Sequence[SampleRow]) -> list[tuple[str, LogitsStep, list[int]]]:
-        """Steps with at least one active row, in order."""
-        plan: list[tuple[str, LogitsStep, list[int]]] = []
-        activity = [self._activity(row.params) for row in rows]
-        for number, (name, step) in enumerate(zip(self._names, self._steps, strict=True)):
-            active = [index for index, is_active in enumerate(activity) if is_active[number]]
-            if active:
-                plan.append((name, step, active))
-        return plan
+    def _plan(self, params: list[SamplingParams]) -> _Plan:
+        wanted = [self._wanted(one) for one in params]
+        kinds, steps = set(wanted), list[tuple[int, list[int] | None]]()
+        for number in sorted({number for kind in kinds for number in kind.steps}):
+            active = [row for row, kind in enumerate(wanted) if number in kind.steps]
+            steps.append((number, active if len(active) < len(wanted) else None))
+        sampled = [row for row, kind in enumerate(wanted) if not kind.is_greedy]
+        return _Plan(params, steps, sampled, [row for row, kind in enumerate(wanted) if kind.is_greedy])
 
-    def _activity(self, params: SamplingParams) -> list[bool]:
-        """Whether each step has to run for these params, which are asked about again with every token."""
-        known = self._known.get(id(params))
-        if known is None or known[0] is not params:
-            if len(self._known) >= _MAX_KNOWN:
-                self._known.clear()
-            known = self._known[id(params)] = params, list(self._wanted(params))
-        return known[1]
-
-    def _wanted(self, params: SamplingParams) -> Iterator[bool]:
-        past_temperature = False
-        for step in self._steps:
+    def _want(self, params: SamplingParams) -> _Kind:
+        past_temperature, steps = False, list[int]()
+        for number, step in enumerate(self._steps):
             past_temperature = past_temperature or "temperature" in step.parameters
             is_skipped = params.greedy and (past_temperature or step.argmax_invariant)
-            yield not is_skipped and step.is_active(params)
+            if not is_skipped and step.is_active(params):
+                steps.append(number)
+        return _Kind(params.greedy, tuple(steps))
 
 
 def _apply(
-    name: str, step: LogitsStep, logits_RV: torch.Tensor, rows: Sequence[SampleRow], active: list[int]
+    name: str, step: LogitsStep, logits_RV: torch.Tensor, rows: Sequence[SampleRow], active: list[int] | None
 ) -> torch.Tensor:
-    """logits_RV with the active rows transformed; the others keep their bits."""
-    part_RV = _select(logits_RV, active)
+    """logits_RV with the active rows (None: all of them) transformed; the others keep their bits."""
+    part_RV = logits_RV if active is None else _select(logits_RV, active)
     shape = part_RV.shape
     try:
-        changed_RV = step.apply(part_RV, [rows[index] for index in active])
+        changed_RV = step.apply(part_RV, rows if active is None else [rows[index] for index in active])
     except Exception as error:  # the step is somebody's plugin, and the reason must carry its name
         raise ComponentFailure(f"logits_step '{name}'", f"raised {describe(error)}") from error
     if changed_RV.shape != shape or changed_RV.dtype != torch.float32:
         got = f"{tuple(changed_RV.shape)} {changed_RV.dtype}"
         raise ComponentFailure(f"logits_step '{name}'", f"returned {got}, expected {tuple(shape)} torch.float32")
-    if len(active) == len(rows):
+    if active is None:
         return changed_RV
     return logits_RV.index_copy_(0, torch.tensor(active, device=logits_RV.device), changed_RV)
 
 
 def _select(logits_RV: torch.Tensor, indices: list[int]) -> torch.Tensor:
-    """The rows themselves when all are meant, else a copy of some."""
-    if len(indices) == logits_RV.shape[0]:
-        return logits_RV
+    """A copy of some rows."""
     return logits_RV.index_select(0, torch.tensor(indices, device=logits_RV.device))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -14,14 +13,21 @@ from pluglm_samplers.ranking import is_best_by_row
 
 # R: rows, V: vocabulary, C: tokens of positive probability
 
-NO_TOKEN = -1
+NO_TOKEN = -1  # what a sampler returns for a row that nothing can be drawn from
 
 
 def pick_best(logits_RV: torch.Tensor) -> list[int]:
     """Ids of the largest logits, lowest id on ties; NO_TOKEN for a row whose largest logit is not finite."""
-    ids_R = argmax(logits_RV)
-    best_R = logits_RV.gather(1, ids_R.unsqueeze(1)).flatten().tolist()
-    return [token if math.isfinite(best) else NO_TOKEN for token, best in zip(ids_R.tolist(), best_R, strict=True)]
+    if logits_RV.device.type != "cpu":
+        ids_R = logits_RV.argmax(-1)
+        is_finite_R = logits_RV.gather(1, ids_R.unsqueeze(1)).squeeze(1).isfinite()
+        ids: list[int] = ids_R.where(is_finite_R, NO_TOKEN).tolist()
+        return ids
+    host_RV = logits_RV.numpy()  # which finds them in a tenth of the time of torch, and starts no threads
+    host_ids_R = host_RV.argmax(-1)
+    is_finite = np.isfinite(host_RV[np.arange(len(host_RV)), host_ids_R])
+    ids = (host_ids_R if is_finite.all() else np.where(is_finite, host_ids_R, NO_TOKEN)).tolist()
+    return ids
 
 
 def argmax(logits_RV: torch.Tensor) -> torch.Tensor:
@@ -42,11 +48,14 @@ def draw(
     probs_RV = logits_RV.softmax(-1)
     coins = [coin(row.seed, row.lane, row.position) for row in rows]
     if is_best_by_row(probs_RV):
-        ids_R = torch.tensor([host_inverse_cdf(*one) for one in zip(probs_RV, coins, strict=True)])
+        ids = [host_inverse_cdf(*one) for one in zip(probs_RV, coins, strict=True)]
     else:
-        ids_R = inverse_cdf(probs_RV, torch.tensor(coins, dtype=torch.float64, device=probs_RV.device))
-    drawn_R = probs_RV.gather(1, ids_R.unsqueeze(1)).flatten().tolist()
-    return [token if prob > 0 else NO_TOKEN for token, prob in zip(ids_R.tolist(), drawn_R, strict=True)]
+        ids_R = inverse_cdf(probs_RV, torch.from_numpy(np.array(coins)).to(probs_RV.device))
+        if probs_RV.device.type != "cpu":
+            return ids_R.where(probs_RV.gather(1, ids_R.unsqueeze(1)).squeeze(1) > 0, NO_TOKEN).tolist()
+        ids = ids_R.tolist()
+    is_drawn = (probs_RV.numpy()[np.arange(len(ids)), ids] > 0).tolist()
+    return [token if one else NO_TOKEN for token, one in zip(ids, is_drawn, strict=True)]
 
 
 def inverse_cdf(probs_RV: torch.Tensor, coins_R: torch.Tensor) -> torch.Tensor:
@@ -74,11 +83,3 @@ def host_inverse_cdf(probs_V: torch.Tensor, coin: float) -> int:
     target = min(coin * running_C[-1], np.nextafter(running_C[-1], 0.0))
     index = running_C.searchsorted(target, side="right")
     return int(index if ids_C is None else ids_C[index])
-
-
-def require_tokens(ids: list[int]) -> list[int]:
-    """The same ids, none of them NO_TOKEN. ValueError names the rows."""
-    broken = [row for row, token in enumerate(ids) if token == NO_TOKEN]
-    if broken:
-        raise ValueError(f"rows {broken}: no token with positive probability is left (NaN, inf or an emptied row)")
-    return ids

@@ -12,7 +12,7 @@ from pluglm.kernel.interfaces.component import BuildContext, ComponentConfig
 from pluglm.kernel.interfaces.sampler import Sampler
 from pluglm.kernel.sampling_params import SamplingParams
 from pluglm_samplers.admission import unsupported
-from pluglm_samplers.drawing import pick_best, require_tokens
+from pluglm_samplers.drawing import pick_best
 
 # R: rows, V: vocabulary
 
@@ -39,4 +39,4 @@ class GreedySampler(Sampler):
             reason = self.check(row.params)
             if reason is not None:
                 raise RequestError(reason)
-        return require_tokens(pick_best(logits_RV))
+        return pick_best(logits_RV)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-# R: rows, V: vocabulary, C: values of a row that are looked at, k: the largest of counts_R or one more
+# R: rows, V: vocabulary, C: values of a row that are looked at, k: the largest of counts_R or one more, T: tied rows
 
 
 def is_best_by_row(values_RV: torch.Tensor) -> bool:
@@ -25,6 +25,9 @@ def sort_best(values_RC: torch.Tensor, count: int) -> torch.Tensor:
 
 def keep_best(logits_RV: torch.Tensor, counts_R: torch.Tensor) -> torch.Tensor:
     """All but the counts_R (int64, 1 .. V) best tokens of each row go to -inf, in place."""
+    if logits_RV.device.type == "cpu":
+        _keep_best_on_host(logits_RV.numpy(), counts_R.numpy())
+        return logits_RV
     counts_R1, vocab_size = counts_R.unsqueeze(1), logits_RV.shape[1]
     best_Rk = sort_best(logits_RV, min(int(counts_R.max()) + 1, vocab_size))
     last_R1 = best_Rk.gather(1, counts_R1 - 1)
@@ -32,6 +35,22 @@ def keep_best(logits_RV: torch.Tensor, counts_R: torch.Tensor) -> torch.Tensor:
     if bool(((next_R1 == last_R1) & (counts_R1 < vocab_size) & (last_R1 > -torch.inf)).any()):
         return _keep_first_ties(logits_RV, counts_R1, last_R1)
     return drop_below(logits_RV, last_R1)
+
+
+def _keep_best_on_host(logits_RV: np.ndarray, counts_R: np.ndarray) -> None:
+    """keep_best by numpy, which takes less to call and starts no threads."""
+    rows_R, vocab_size = np.arange(len(counts_R)), logits_RV.shape[1]
+    sorted_RV = np.sort(logits_RV, axis=-1)
+    last_R = sorted_RV[rows_R, vocab_size - counts_R]
+    next_R = sorted_RV[rows_R, np.maximum(vocab_size - counts_R - 1, 0)]
+    is_dropped_RV = logits_RV < last_R[:, None]
+    tied = np.flatnonzero((next_R == last_R) & (counts_R < vocab_size) & (last_R > -np.inf))
+    if len(tied):  # more logits of the value of the last one than there is room for
+        logits_TV, last_T1 = logits_RV[tied], last_R[tied, None]
+        is_tied_TV = logits_TV == last_T1
+        room_T1 = counts_R[tied, None] - np.count_nonzero(logits_TV > last_T1, axis=-1, keepdims=True)
+        is_dropped_RV[tied] |= is_tied_TV & (is_tied_TV.cumsum(-1, dtype=np.int32) > room_T1)
+    np.putmask(logits_RV, is_dropped_RV, np.float32(-np.inf))
 
 
 def drop_below(logits_RV: torch.Tensor, floor_R1: torch.Tensor) -> torch.Tensor:

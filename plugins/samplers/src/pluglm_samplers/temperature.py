@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from pluglm.kernel.core import SampleRow
 from pluglm.kernel.interfaces.component import ComponentConfig
 from pluglm.kernel.interfaces.sampler import LogitsStep
 from pluglm.kernel.sampling_params import SamplingParams
-from pluglm_samplers.columns import column
+from pluglm_samplers.columns import FLOAT32
 
 # R: rows, V: vocabulary
 
@@ -30,5 +31,12 @@ class Temperature(LogitsStep):
         return params.temperature != 1.0
 
     def apply(self, logits_RV: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
-        temperature_R1 = column((row.params.temperature for row in rows), logits_RV.device)
+        temperature_R = np.array([row.params.temperature for row in rows]).clip(max=FLOAT32.max).astype(np.float32)
+        if logits_RV.device.type == "cpu":  # numpy has the same arithmetic, takes less to call and starts no threads
+            host_RV = logits_RV.numpy()
+            with np.errstate(all="ignore"):
+                host_RV -= host_RV.max(-1, keepdims=True)
+                host_RV /= temperature_R[:, None]
+            return logits_RV
+        temperature_R1 = torch.from_numpy(temperature_R).to(logits_RV.device).unsqueeze(1)
         return logits_RV.sub_(logits_RV.amax(-1, keepdim=True)).div_(temperature_R1)

@@ -41,14 +41,14 @@ class TopP(LogitsStep):
             return logits_RV
         # cumsum, never sum: torch splits the sum of a single row among threads, so its bits would depend on R.
         total_R1 = probs_RV.cumsum(-1, dtype=torch.float64)[:, -1:]
-        top_p_R1 = torch.tensor(top_p, dtype=torch.float64, device=logits_RV.device).unsqueeze(1)
+        top_p_R1 = torch.from_numpy(np.array(top_p, dtype=np.float64)).to(logits_RV.device).unsqueeze(1)
         return keep_best(logits_RV, nucleus_sizes(probs_RV, top_p_R1 * total_R1))
 
 
 def nucleus_sizes(probs_RV: torch.Tensor, mass_R1: torch.Tensor) -> torch.Tensor:
     """Tokens in the smallest prefix of the ranking with at least that mass (float64), int64 [R], at least 1."""
     running_RV = sort_best(probs_RV, probs_RV.shape[1]).cumsum(-1, dtype=torch.float64)
-    return ((running_RV < mass_R1).sum(-1) + 1).clamp_(max=probs_RV.shape[1])
+    return (torch.searchsorted(running_RV, mass_R1).squeeze(1) + 1).clamp_(max=probs_RV.shape[1])
 
 
 def keep_nucleus(logits_V: torch.Tensor, probs_V: torch.Tensor, top_p: float) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from pluglm.kernel.interfaces.component import Component
 
@@ -28,6 +29,15 @@ class AttentionBatch:
     block_size: int
 
 
+class HeadRows(NamedTuple):
+    """One layer's q_TNH, k_TKH and v_TKH, whose tokens may be any distance apart, and the contiguous out_TNH."""
+
+    q_TNH: torch.Tensor
+    k_TKH: torch.Tensor
+    v_TKH: torch.Tensor
+    out_TNH: torch.Tensor
+
+
 class Attention(Component, Protocol):
     """Causal self-attention over stored keys and values. Query head n reads kv head n // (N // K).
 
@@ -46,6 +56,31 @@ class Attention(Component, Protocol):
 
         Row t of a segment sees the keys at positions max(0, p - window + 1) .. p, p its own position. Scores are
         (q . k) * layer.scale, soft-capped when layer.soft_cap is set, with the softmax in float32 or better.
+        """
+        ...
+
+
+class NativeCalls(NamedTuple):
+    """The attention of some layers as calls of a C function, for a backend that runs layers without Python in between.
+
+    function: the address of `int32_t f(void *tools, int32_t type, const void *call)`, which returns 0, or 1 when it
+    found no memory; tools is the handle of the run's NativeTools and type is 0 for float32, 1 for bfloat16. calls: one
+    a layer, in its own layout. keep: what they point to.
+    """
+
+    function: int
+    calls: list[bytes]
+    keep: Any = None
+
+
+@runtime_checkable
+class NativeAttention(Protocol):
+    """Optional ability of an Attention: to say what `run` would do as calls that a backend makes by itself."""
+
+    def native_calls(self, layers: Sequence[LayerSpec], heads: HeadRows, plan: Any, kv: KVStore) -> NativeCalls | None:
+        """What `run` does for each of the layers; None where it cannot be said so, and `run` is called instead.
+
+        The tensors of `heads` are filled when a layer's call is made; its out_TNH takes the result.
         """
         ...
 

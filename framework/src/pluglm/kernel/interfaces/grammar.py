@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from pluglm.kernel.interfaces.component import Component
 
@@ -10,9 +12,25 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from pluglm.kernel.sampling_params import GrammarSpec
-
 GRAMMAR_VERSION = 1
+
+
+class GrammarSpec(BaseModel):
+    """What the output must match. `kind` is a name that the configured grammar component knows."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: str
+    value: Any
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_form(cls, data: Any) -> Any:
+        """Accept {json_schema: {...}} and {regex: "..."} beside {kind: ..., value: ...}."""
+        if isinstance(data, dict) and len(data) == 1 and "kind" not in data:
+            ((kind, value),) = data.items()
+            return {"kind": kind, "value": value}
+        return data
 
 
 class Matcher(Protocol):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
@@ -119,6 +119,19 @@ class FusedLayer(Protocol):
         ...
 
 
+class FusedStack(Protocol):
+    """All layers of a model in one call, with the attention of the run; the values that the layers give one by one."""
+
+    def __call__(
+        self, x_TD: torch.Tensor, angles_T1H: Sequence[torch.Tensor], attend: AttentionCall
+    ) -> torch.Tensor | None:
+        """Hidden rows behind the last layer. None, with nothing done, where the layers have to run one by one.
+
+        angles_T1H: the cosine and the sine of each rotary embedding in turn.
+        """
+        ...
+
+
 class FusedHead(Protocol):
     """Final norm and head: hidden_RD -> logits_RV float32. Deterministic as FusedLayer is."""
 
@@ -144,6 +157,15 @@ class Fuser(Protocol):
 
     def placed_bytes(self, num_bytes: int) -> int:
         """What a tensor of num_bytes takes there."""
+        ...
+
+
+@runtime_checkable
+class StackFuser(Protocol):
+    """Optional ability of a Fuser."""
+
+    def stack(self, layers: Sequence[FusedLayer], ropes: Sequence[int]) -> FusedStack | None:
+        """layers: all of a model, of this fuser; ropes: which rotary embedding each uses."""
         ...
 
 

@@ -1,16 +1,17 @@
-"""What the kernel is handed from outside instead of importing it: text, weights, and a way to run a second model."""
+"""What the kernel is handed from outside instead of importing it: text, weights, hooks, tiers, and a second model."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     import torch
 
     from pluglm.kernel.core import Chunk, ModelInput
+    from pluglm.kernel.engine import EngineCore
     from pluglm.kernel.interfaces.checkpoint import Checkpoint
     from pluglm.kernel.interfaces.component import ComponentConfig
     from pluglm.kernel.interfaces.kv import KVManager
@@ -20,8 +21,7 @@ if TYPE_CHECKING:
 Progress = Callable[[str, int, int], None]  # (what, done, total)
 
 
-@dataclass(frozen=True, slots=True)
-class TextDelta:
+class TextDelta(NamedTuple):
     """New text that is safe to show, and the stop string that the last token completed, if any."""
 
     text: str
@@ -73,6 +73,42 @@ class Runner(Protocol):
     def make_input(self, chunks: Sequence[Chunk]) -> ModelInput: ...
 
     def run(self, inputs: ModelInput) -> torch.Tensor: ...
+
+
+class HookCalls(Protocol):
+    """Calls the hook of this name in every registered plugin; never raises."""
+
+    def call(self, hook: str, **arguments: object) -> None: ...
+
+
+class Tiers(Protocol):
+    """KV memory beside the device's. Each call sees the engine between two of its own acts, and never raises.
+
+    counts: by tier, what became of its blocks.
+    """
+
+    @property
+    def counts(self) -> Mapping[str, object]: ...
+
+    def before_plan(self, engine: EngineCore) -> None:
+        """Loads for waiting sequences; those whose KV is on its way are held out of the plan."""
+        ...
+
+    def after_commit(self, engine: EngineCore) -> None:
+        """Evicted blocks still have their content: what they hold is written over next."""
+        ...
+
+    def after_step(self, engine: EngineCore, num_tokens: list[int]) -> None:
+        """That many of each sequence were computed since after_commit."""
+        ...
+
+    def reset(self, engine: EngineCore) -> None:
+        """Forget every block, also those on their way."""
+        ...
+
+    def close(self, engine: EngineCore) -> None:
+        """The run is over: give up what is on its way, and let go of the tiers."""
+        ...
 
 
 class ComponentResolver(Protocol):

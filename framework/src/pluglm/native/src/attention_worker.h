@@ -1,6 +1,7 @@
 // What one thread does for a block of rows and a span of keys: gather, multiply, softmax, multiply.
 #pragma once
 #include "attention_blocks.h"
+#include "attention_few.h"
 #include "attention_tiles.h"
 
 namespace pluglm {
@@ -92,6 +93,8 @@ class Worker {
     const T* value_head = call.values_SKH + block_->kv_head * call.value_head_stride;
     const Rows<T> keys{key_head, call.key_slot_stride, slots_, num_keys_, call.head_dim, num_keys_};
     const Rows<T> values{value_head, call.value_slot_stride, slots_, num_keys_, call.head_dim, num_keys_};
+    if constexpr (HAS_PAIRS)
+      if (!in_tiles_ && suits_few(num_rows(), call.head_dim)) return attend_few(keys, values, to);
     if (num_rows() <= GROUP_ROWS) return attend_group(keys, values, to);
     const Panels<Unit> key_panels = packed_keys(keys), value_panels = packed_values(values);
     for (int row = 0; row < num_rows(); row += GROUP_ROWS) attend_rows(row, key_panels, value_panels, to);
@@ -170,6 +173,16 @@ class Worker {
     multiply_queries(row, rows, keys, from, until, scores_);
     weigh_rows(row, rows, from, until, to);
     multiply_values(row, rows, values, from, until, (const Unit*)scores_, false, to);
+  }
+
+  // A group that is too small for packed keys to pay.
+  void attend_few(const Rows<T>& keys, const Rows<T>& values, const State& to) {
+    const int from = begin_of(0) / WEIGHTS<Unit> * WEIGHTS<Unit>, count = num_keys_ - from;
+    few_scores(queries_, geometry_.depth, num_rows(), keys.part(from, count), scores_ + from, SCORES_STRIDE);
+    values.fetch(from, AHEAD);
+    weigh_rows(0, num_rows(), from, num_keys_, to);
+    const Unit* weights = (const Unit*)scores_ + from / PER_UNIT<Unit>;
+    few_values(weights, SCORES_STRIDE, num_rows(), values.part(from, count), to.sums, geometry_.columns);
   }
 
   // The only group of rows, and then keys and values are used once: a panel of them at a time stays in the first cache.

@@ -8,84 +8,127 @@ namespace pluglm {
 
 namespace {
 
-constexpr int64_t PREFETCH_BYTES = 2048;  // ahead in the weights; 1-4 KiB read alike, none costs a quarter of the rate
 constexpr int64_t CHUNK_BYTES = 256 << 10;  // shorter runs of weights read more slowly, longer ones share out badly
+
+// How weights are read, by what keeps the most of memory's reads in flight. With tiles (Sapphire Rapids) that is one run
+// of weight rows with a prefetch: without it a quarter of the rate is lost. Elsewhere (Zen 4) it is two runs side by
+// side, which the hardware follows by itself: one loses a tenth, six do too, and a prefetch costs a fifth. With so many
+// rows of x that the weights pass slowly the hardware falls asleep over them, and only a prefetch far ahead into the
+// second cache keeps it awake: twice the rate at 8 rows.
+// ROWS rows of x and OUT weight rows are what the registers hold the sums of.
+#if defined(__AMX_TILE__)
+constexpr int RUNS = 1, OUT = 2, ROWS = 4;
+constexpr int64_t NEAR_BYTES = 2048, FAR_BYTES = 0;
+#elif defined(__AVX512F__)
+constexpr int RUNS = 2, OUT = 2, ROWS = 8;
+constexpr int64_t NEAR_BYTES = 0, FAR_BYTES = 32 << 10;
+#else
+constexpr int RUNS = 2, OUT = 2, ROWS = 4;
+constexpr int64_t NEAR_BYTES = 0, FAR_BYTES = 32 << 10;
+#endif
+
+// Sums in turn along K hide the latency of an addition where the other sums do not. Of float32 one number for all rows,
+// which fixes the order of additions.
+template <typename T, int NUM>
+constexpr int CHAINS = RUNS > 1 ? 1 : std::is_same_v<T, bf16> && NUM == 1 ? 4 : 2;
 
 // One step along K: how many elements of a weight row and of a row of x it takes, and the sums it adds to.
 template <typename T>
 struct Step {
   static constexpr int64_t SIZE = LANES;
-  static vec add(const T* w, const T* x, vec sums) { return load(w) * load(x) + sums; }
+  typedef vec part;
+  static part take(const T* from) { return load(from); }
+  static vec add(part w, part x, vec sums) { return w * x + sums; }
 };
 
 #if defined(__AVX512BF16__)
 template <>
 struct Step<bf16> {
   static constexpr int64_t SIZE = 32;
-  static vec add(const bf16* w, const bf16* x, vec sums) {
-    return (vec)_mm512_dpbf16_ps((__m512)sums, (__m512bh)_mm512_loadu_si512(w), (__m512bh)_mm512_loadu_si512(x));
-  }
+  typedef __m512bh part;
+  static part take(const bf16* from) { return (__m512bh)_mm512_loadu_si512(from); }
+  static vec add(part w, part x, vec sums) { return (vec)_mm512_dpbf16_ps((__m512)sums, w, x); }
 };
 #endif
 
-// Products of OUT weight rows and ROWS rows of x. CHAINS sums in turn along K hide the latency of an addition.
-template <typename T, int OUT, int ROWS, int CHAINS>
-void block(const Linear<T>& layer, int64_t first, const T* x_RK, float* out_RN) {
-  const int64_t k_end = layer.inputs, step = Step<T>::SIZE, stride = layer.inputs;
-  const T* w = layer.weight_NK + first * stride;
-  vec sums[OUT][ROWS][CHAINS] = {};
-  auto add = [&](int64_t k, int c) __attribute__((always_inline)) {
+// Products of WEIGHTS weight rows, `apart` rows from each other, and NUM rows of x. Each is added up in one order
+// whatever WEIGHTS and NUM are, so which blocks cover the outputs and rows changes no bit.
+template <typename T, int WEIGHTS, int NUM>
+void block(const Linear<T>& layer, int64_t first, int64_t apart, const T* x_RK, float* out_RN) {
+  constexpr int TURNS = CHAINS<T, NUM>;
+  const int64_t k_end = layer.inputs, step = Step<T>::SIZE, x_stride = layer.inputs, stride = apart * x_stride;
+  const T* w = layer.weight_NK + first * x_stride;
+  vec sums[TURNS][NUM * WEIGHTS] = {};
+  auto add = [&](int64_t k, int turn) __attribute__((always_inline)) {
+    typename Step<T>::part parts[WEIGHTS];
 #pragma GCC unroll 4
-    for (int n = 0; n < OUT; n++) {
+    for (int n = 0; n < WEIGHTS; n++) {
       const T* at = w + n * stride + k;
-      prefetch((const char*)at + PREFETCH_BYTES);
+      parts[n] = Step<T>::take(at);
+      if (NEAR_BYTES) __builtin_prefetch((const char*)at + NEAR_BYTES, 0, 3);
+      if (FAR_BYTES && NUM == ROWS) __builtin_prefetch((const char*)at + FAR_BYTES, 0, 2);
+    }
 #pragma GCC unroll 8
-      for (int r = 0; r < ROWS; r++) sums[n][r][c] = Step<T>::add(at, x_RK + r * stride + k, sums[n][r][c]);
+    for (int r = 0; r < NUM; r++) {
+      const auto x = Step<T>::take(x_RK + r * x_stride + k);
+#pragma GCC unroll 4
+      for (int n = 0; n < WEIGHTS; n++) sums[turn][r * WEIGHTS + n] = Step<T>::add(parts[n], x, sums[turn][r * WEIGHTS + n]);
     }
   };
   int64_t k = 0;
-  for (; k + CHAINS * step <= k_end; k += CHAINS * step)
+  for (; k + TURNS * step <= k_end; k += TURNS * step)
 #pragma GCC unroll 4
-    for (int c = 0; c < CHAINS; c++) add(k + c * step, c);
+    for (int turn = 0; turn < TURNS; turn++) add(k + turn * step, turn);
 #pragma GCC unroll 4
-  for (int c = 0; c < CHAINS - 1; c++)  // constant indices only, or the sums would live in memory
-    if (k + step <= k_end) add(k, c), k += step;
-  for (int n = 0; n < OUT; n++)
-    for (int r = 0; r < ROWS; r++) {
-      vec all = sums[n][r][0];
-      for (int c = 1; c < CHAINS; c++) all += sums[n][r][c];
-      float total = sum(all);
-      for (int64_t i = k; i < k_end; i++) total += widen(w[n * stride + i]) * widen(x_RK[r * stride + i]);
-      out_RN[r * layer.outputs + first + n] = total + (layer.bias_N ? layer.bias_N[first + n] : 0.0f);
+  for (int turn = 0; turn < TURNS - 1; turn++)  // constant indices only, or the sums would live in memory
+    if (k + step <= k_end) add(k, turn), k += step;
+  for (int turn = 1; turn < TURNS; turn++)
+    for (int i = 0; i < NUM * WEIGHTS; i++) sums[0][i] += sums[turn][i];
+  alignas(64) float totals[NUM * WEIGHTS];
+  each_sum<NUM * WEIGHTS>(sums[0], totals);
+  for (; k < k_end; k++)
+    for (int i = 0; i < NUM * WEIGHTS; i++) {
+      const float weight = widen(w[i % WEIGHTS * stride + k]), x = widen(x_RK[i / WEIGHTS * x_stride + k]);
+      totals[i] = std::fma(weight, x, totals[i]);  // said outright: what the compiler fuses differs by block
     }
+  if (layer.bias_N)
+    for (int i = 0; i < NUM * WEIGHTS; i++) totals[i] += layer.bias_N[first + i % WEIGHTS * apart];
+  float* out = out_RN + first;
+  const int64_t out_stride = layer.outputs;
+#pragma GCC unroll 8
+  for (int r = 0; r < NUM; r++, out += out_stride) {
+    if (apart == 1) {
+      std::memcpy(out, totals + r * WEIGHTS, WEIGHTS * sizeof(float));
+      continue;
+    }
+    for (int n = 0; n < WEIGHTS; n++) out[n * apart] = totals[r * WEIGHTS + n];
+  }
 }
 
-// Every block computes a product in the same order, so which blocks cover the outputs and rows changes no bit.
-template <typename T, int OUT, int ROWS, int CHAINS>
-void outputs(const Linear<T>& layer, int64_t begin, int64_t end, const T* x_RK, float* out_RN) {
+// NUM rows of x against outputs begin .. end, in whichever way the weights are read best.
+template <typename T, int NUM>
+void rows_of(const Linear<T>& layer, int64_t begin, int64_t end, const T* x_RK, float* out_RN) {
   int64_t n = begin;
-  for (; n + OUT <= end; n += OUT) block<T, OUT, ROWS, CHAINS>(layer, n, x_RK, out_RN);
-  for (; n < end; n++) block<T, 1, ROWS, CHAINS>(layer, n, x_RK, out_RN);
+  if (NUM == ROWS) {
+    for (; n + OUT <= end; n += OUT) block<T, OUT, NUM>(layer, n, 1, x_RK, out_RN);
+  } else {
+    const int64_t run = (end - begin) / RUNS;
+    for (; n < begin + run; n++) block<T, RUNS, NUM>(layer, n, run, x_RK, out_RN);
+    n = begin + run * RUNS;
+  }
+  for (; n < end; n++) block<T, 1, NUM>(layer, n, 1, x_RK, out_RN);
 }
 
-#if defined(__AVX512F__)
-constexpr int OUT = 2, ROWS = 4;
-#else
-constexpr int OUT = 1, ROWS = 2;
-#endif
-constexpr int CHAINS = 2;
-
+// The weights of a chunk are read from memory for the first rows of x, and stay in the second cache for the others.
 template <typename T>
 void chunk(const Linear<T>& layer, int64_t begin, int64_t end, const T* x_RK, int64_t rows, float* out_RN) {
-  constexpr int64_t GROUP = 16;  // outputs whose weights stay in the first cache while all rows of x pass
-  if (rows == 1) return outputs<T, 1, 1, std::is_same_v<T, bf16> ? 4 : CHAINS>(layer, begin, end, x_RK, out_RN);
-  for (int64_t n = begin; n < end; n += GROUP) {
-    const int64_t stop = std::min(end, n + GROUP);
-    int64_t r = 0;
-    for (; r + ROWS <= rows; r += ROWS)
-      outputs<T, OUT, ROWS, CHAINS>(layer, n, stop, x_RK + r * layer.inputs, out_RN + r * layer.outputs);
-    for (; r < rows; r++) outputs<T, OUT, 1, CHAINS>(layer, n, stop, x_RK + r * layer.inputs, out_RN + r * layer.outputs);
-  }
+  auto from = [&](int64_t row) { return x_RK + row * layer.inputs; };
+  auto to = [&](int64_t row) { return out_RN + row * layer.outputs; };
+  int64_t r = 0;
+  for (; r + ROWS <= rows; r += ROWS) rows_of<T, ROWS>(layer, begin, end, from(r), to(r));
+  if (ROWS > 4 && r + 4 <= rows) rows_of<T, 4>(layer, begin, end, from(r), to(r)), r += 4;
+  if (r + 2 <= rows) rows_of<T, 2>(layer, begin, end, from(r), to(r)), r += 2;
+  if (r < rows) rows_of<T, 1>(layer, begin, end, from(r), to(r));
 }
 
 template <typename T>

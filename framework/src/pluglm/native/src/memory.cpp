@@ -12,14 +12,14 @@ namespace {
 
 constexpr size_t HUGE = 2 << 20;
 
-uint64_t mixed(const char* from, size_t bytes) {
+uint64_t mixed(const char* from, size_t bytes, bool ahead) {
   typedef uint64_t words __attribute__((vector_size(64)));
   words sums[4] = {};
   for (size_t at = 0; at + 256 <= bytes; at += 256)
     for (int i = 0; i < 4; i++) {
       words value;
       std::memcpy(&value, from + at + 64 * i, 64);
-      __builtin_prefetch(from + at + 64 * i + 4096);
+      if (ahead) __builtin_prefetch(from + at + 64 * i + 4096);
       sums[i] ^= value;
     }
   words all = sums[0] ^ sums[1] ^ sums[2] ^ sums[3];
@@ -48,12 +48,13 @@ void* pluglm_map(size_t bytes) {
 
 void pluglm_unmap(void* start, size_t bytes) { munmap(start, (bytes + HUGE - 1) / HUGE * HUGE); }
 
-// Reads all of it once, on all threads. The result keeps the compiler from leaving the reads out.
-uint64_t pluglm_read(Tools* tools, const char* from, size_t bytes) {
+// Reads all of it once, on all threads. ahead: with a prefetch, which some CPUs need for their best and others lose by.
+// The result keeps the compiler from leaving the reads out.
+uint64_t pluglm_read(Tools* tools, const char* from, size_t bytes, int32_t ahead) {
   constexpr size_t CHUNK = 1 << 20;
   std::atomic<uint64_t> all{0};
   const auto turn = tools->pool.turn();
-  tools->pool.run(int(bytes / CHUNK), [&](int chunk) { all ^= mixed(from + chunk * CHUNK, CHUNK); });
+  tools->pool.run(int(bytes / CHUNK), [&](int chunk) { all ^= mixed(from + chunk * CHUNK, CHUNK, ahead); });
   return all;
 }
 }

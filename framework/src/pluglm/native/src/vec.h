@@ -97,6 +97,35 @@ inline float sum(vec value) {
   return value[0];
 }
 
+// totals[i] = sum(values[i]), with the same bits. Sixteen of sixteen lanes are turned around as they are added, which
+// takes a third of the instructions.
+template <int COUNT>
+inline void each_sum(vec* values, float* totals) {
+#if defined(__AVX512F__)
+#define PLUGLM_FOLD(PAIRS, LOW, HIGH)                                                                     \
+  for (int i = 0; i < PAIRS; i++) {                                                                       \
+    const vec a = values[2 * i], b = values[2 * i + 1];                                                   \
+    values[i] = __builtin_shufflevector(a, b, LOW) + __builtin_shufflevector(a, b, HIGH);                 \
+  }
+#define PLUGLM_LIST(...) __VA_ARGS__
+  if constexpr (COUNT == 16) {
+    PLUGLM_FOLD(8, PLUGLM_LIST(0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23),
+                PLUGLM_LIST(8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31))
+    PLUGLM_FOLD(4, PLUGLM_LIST(0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27),
+                PLUGLM_LIST(4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31))
+    PLUGLM_FOLD(2, PLUGLM_LIST(0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29),
+                PLUGLM_LIST(2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23, 26, 27, 30, 31))
+    PLUGLM_FOLD(1, PLUGLM_LIST(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30),
+                PLUGLM_LIST(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31))
+    store(totals, values[0]);
+    return;
+  }
+#undef PLUGLM_FOLD
+#undef PLUGLM_LIST
+#endif
+  for (int i = 0; i < COUNT; i++) totals[i] = sum(values[i]);
+}
+
 inline vec select(ivec mask, vec yes, vec no) { return mask ? yes : no; }
 inline vec smaller(vec a, vec b) { return select(a < b, a, b); }
 inline vec larger(vec a, vec b) { return select(a > b, a, b); }

@@ -1,7 +1,8 @@
 """Half-split rotary embedding of all heads of a row, queries and keys side by side. Arithmetic in float32."""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-# Source of the method: RoFormer (arXiv:2104.09864), in the pairing of GPT-NeoX and Llama.
+# Source of the method: RoFormer (arXiv:2104.09864), in the pairing of GPT-NeoX and Llama; norms of query and key heads
+# are those of "Query-Key Normalization for Transformers" (arXiv:2010.04245) in the RMS form of Qwen3 and Gemma 3.
 
 import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
@@ -10,17 +11,23 @@ import triton.language as tl  # type: ignore[import-not-found, import-untyped, u
 @triton.jit
 def rope_kernel(
     x_pointer,
+    weight_pointer,
     cos_pointer,
     sin_pointer,
     out_pointer,
     x_row_stride,
     x_head_stride,
     num_heads,
+    eps,
+    HAS_NORM: tl.constexpr,
     HALF: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
 ):
-    """One program turns BLOCK_HEADS heads of one row. Cosine and sine rows are contiguous, of 2 * HALF values."""
+    """One program turns BLOCK_HEADS heads of one row, with HAS_NORM each divided by its root mean square before.
+
+    Cosine and sine rows are contiguous, of 2 * HALF values; so are the weights of heads, None without a norm.
+    """
     row = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
     columns = tl.arange(0, BLOCK_HALF)
@@ -32,6 +39,12 @@ def rope_kernel(
     source = x_pointer + row * x_row_stride + heads[:, None] * x_head_stride + columns[None, :]
     first = tl.load(source, mask=is_real, other=0.0).to(tl.float32)
     second = tl.load(source + HALF, mask=is_real, other=0.0).to(tl.float32)
+    if HAS_NORM:
+        squares = tl.sum(first * first + second * second, axis=1)
+        inverse = (1.0 / tl.sqrt(squares / (2 * HALF) + eps))[:, None]
+        weight = weight_pointer + heads[:, None] * 2 * HALF + columns[None, :]
+        first = first * inverse * tl.load(weight, mask=is_real, other=0.0).to(tl.float32)
+        second = second * inverse * tl.load(weight + HALF, mask=is_real, other=0.0).to(tl.float32)
     target = out_pointer + (row * num_heads + heads[:, None]) * 2 * HALF + columns[None, :]
     tl.store(target, (first * cos - second * sin).to(out_pointer.dtype.element_ty), mask=is_real)
     tl.store(target + HALF, (second * cos + first * sin).to(out_pointer.dtype.element_ty), mask=is_real)

@@ -25,8 +25,8 @@ def launch_scatter(
     """Writes token t's key and value to row slots_T[t] of keys and values [slots, K, H]; a negative slot is skipped.
 
     With scales they are quantised to the storage's int8 or e4m3, symmetric, one scale a token and head: the largest
-    magnitude is at the end of the range, rounding is to nearest even. Slots must differ. ValueError for shapes,
-    dtypes or strides that do not fit.
+    magnitude is at the end of the range, rounding is to nearest even; a head that holds NaN or infinity has a scale of
+    NaN. Slots must differ. ValueError for shapes, dtypes or strides that do not fit.
     """
     _check(k_TKH, v_TKH, slots_T, keys, values)
     check_storage_of(keys, values, scales, k_TKH.dtype)

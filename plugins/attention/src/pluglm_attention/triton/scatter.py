@@ -31,11 +31,17 @@ def rounded(codes_KH, storage_type: tl.constexpr):
 
 @triton.jit
 def quantised(x_KH, storage_type: tl.constexpr):
-    """(codes_KH, scale_K): x is codes * scale, the largest of a head at the end of the code's range."""
+    """(codes_KH, scale_K): x is codes * scale, the largest of a head at the end of the code's range.
+
+    A head that holds NaN or infinity has a scale of NaN and codes of 0: maxima and the clamp would hide NaN.
+    """
     LIMIT: tl.constexpr = 127.0 if storage_type == tl.int8 else 448.0
+    is_sound_K = tl.max((tl.abs(x_KH) < float("inf")).to(tl.int32) ^ 1, 1) == 0
+    x_KH = tl.where(is_sound_K[:, None], x_KH, 0.0)
     scale_K = tl.maximum(tl.div_rn(tl.max(tl.abs(x_KH), 1), LIMIT), _LEAST_SCALE)
     codes_KH = tl.div_rn(x_KH, tl.broadcast_to(scale_K[:, None], x_KH.shape))
     codes_KH = tl.minimum(tl.maximum(codes_KH, -LIMIT), LIMIT)  # e4m3 has no infinity: more would become NaN
+    scale_K = tl.where(is_sound_K, scale_K, float("nan"))
     return rounded(codes_KH, storage_type).to(storage_type), scale_K
 
 

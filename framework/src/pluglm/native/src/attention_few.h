@@ -1,0 +1,106 @@
+// Few rows against the keys and values as they lie, nothing packed: one query, or the few of a verified draft.
+#pragma once
+#include "attention_products.h"
+
+namespace pluglm {
+
+constexpr int FEW_ROWS = 8;  // from about so many on packed keys are worth it
+
+#if defined(__AVX512BF16__)
+constexpr int PAIRS = 16;  // in a register
+constexpr int ROWS_AT_ONCE = 4, COLUMNS_AT_ONCE = 64;  // sixteen sums in registers
+
+inline bool suits_few(int rows, int head_dim) { return rows <= FEW_ROWS && head_dim % COLUMNS_AT_ONCE == 0; }
+
+inline vec multiply_pairs(vec a, vec b, vec sums) {
+  return (vec)_mm512_dpbf16_ps((__m512)sums, (__m512bh)a, (__m512bh)b);
+}
+
+// scores[row][key] = queries[row] . key, for keys up to a multiple of 16, those beyond the last being the last again.
+template <int CHUNKS>
+void few_scores(const Pair* queries, int64_t depth, int rows, const Rows<bf16>& keys, float* scores, int64_t stride) {
+  for (int key = 0; key < keys.count; key += 16) {
+    keys.fetch(key + AHEAD, 16);
+    const float* at[16];
+    for (int i = 0; i < 16; i++) at[i] = (const float*)keys.row(std::min(key + i, keys.count - 1));
+    for (int row = 0; row < rows; row++) {
+      vec query[CHUNKS], sums[16];
+      for (int c = 0; c < CHUNKS; c++) query[c] = load((const float*)(queries + row * depth) + c * PAIRS);
+#pragma GCC unroll 16
+      for (int i = 0; i < 16; i++) {
+        sums[i] = multiply_pairs(query[0], load(at[i]), vec{});
+#pragma GCC unroll 8
+        for (int c = 1; c < CHUNKS; c++) sums[i] = multiply_pairs(query[c], load(at[i] + c * PAIRS), sums[i]);
+      }
+      each_sum<16>(sums, scores + row * stride + key);
+    }
+  }
+}
+
+// out[row][column] = sum over keys of weights[row][key] * values[key][column], columns in the order of pack_values.
+template <int ROWS>
+void few_values(const Pair* weights, int64_t stride, const Rows<bf16>& values, int column, bool asks, float* out,
+                int64_t out_stride) {
+  vec sums[ROWS][4] = {};
+  for (int key = 0; key < values.count; key += 2) {
+    if (asks && key % 16 == 0) values.fetch(key + AHEAD, 16);
+    const auto* a = (const float*)(values.row(key) + column);
+    const auto* b = (const float*)(values.row(std::min(key + 1, values.count - 1)) + column);
+    const __m512i first[2] = {(__m512i)load(a), (__m512i)load(a + PAIRS)};
+    const __m512i second[2] = {(__m512i)load(b), (__m512i)load(b + PAIRS)};
+    const vec pairs[4] = {(vec)_mm512_unpacklo_epi16(first[0], second[0]), (vec)_mm512_unpackhi_epi16(first[0], second[0]),
+                          (vec)_mm512_unpacklo_epi16(first[1], second[1]), (vec)_mm512_unpackhi_epi16(first[1], second[1])};
+#pragma GCC unroll 4
+    for (int row = 0; row < ROWS; row++)
+#pragma GCC unroll 4
+      for (int v = 0; v < 4; v++) sums[row][v] = multiply_add(weights[row * stride + key / 2], pairs[v], sums[row][v]);
+  }
+#pragma GCC unroll 4
+  for (int row = 0; row < ROWS; row++)
+#pragma GCC unroll 4
+    for (int v = 0; v < 4; v++) store(out + row * out_stride + column + v * LANES, sums[row][v]);
+}
+
+inline void few_scores(const Pair* queries, int64_t depth, int rows, const Rows<bf16>& keys, float* scores,
+                       int64_t stride) {
+  if (keys.head_dim == 64) return few_scores<2>(queries, depth, rows, keys, scores, stride);
+  if (keys.head_dim == 128) return few_scores<4>(queries, depth, rows, keys, scores, stride);
+  for (int row = 0; row < rows; row++) std::memset(scores + row * stride, 0, round_up(keys.count, 16) * sizeof(float));
+  alignas(64) float part[FEW_ROWS * 16];
+  for (int first = 0; first < keys.head_dim; first += 64)
+    for (int key = 0; key < keys.count; key += 16) {
+      Rows<bf16> some = keys.part(key, 16);
+      some.head += first;
+      few_scores<2>(queries + first / 2, depth, rows, some, part, 16);
+      for (int row = 0; row < rows; row++) {
+        float* to = scores + row * stride + key;
+        store(to, load(to) + load(part + row * 16));
+      }
+    }
+}
+
+inline void few_values(const Pair* weights, int64_t stride, int rows, const Rows<bf16>& values, float* out,
+                       int64_t out_stride) {
+  for (int row = 0; row < rows; row += ROWS_AT_ONCE)
+    for (int column = 0; column < values.head_dim; column += COLUMNS_AT_ONCE) {
+      const Pair* some = weights + row * stride;
+      float* to = out + row * out_stride;
+      const bool asks = row == 0 && column == 0;
+      switch (std::min(rows - row, ROWS_AT_ONCE)) {
+        case 1: few_values<1>(some, stride, values, column, asks, to, out_stride); break;
+        case 2: few_values<2>(some, stride, values, column, asks, to, out_stride); break;
+        case 3: few_values<3>(some, stride, values, column, asks, to, out_stride); break;
+        default: few_values<4>(some, stride, values, column, asks, to, out_stride);
+      }
+    }
+}
+
+#else
+
+inline bool suits_few(int, int) { return false; }
+inline void few_scores(const Pair*, int64_t, int, const Rows<bf16>&, float*, int64_t) {}
+inline void few_values(const Pair*, int64_t, int, const Rows<bf16>&, float*, int64_t) {}
+
+#endif
+
+}  // namespace pluglm

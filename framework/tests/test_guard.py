@@ -1,0 +1,147 @@
+"""Calls into plugins under the guard: one thread for a whole generator, another one when a call hangs in it."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from pluglm.kernel.errors import ComponentFailure, RequestError
+from pluglm.kernel.guard import Guard, Guarded, Watched
+
+
+@pytest.fixture
+def guard() -> Iterator[Guard]:
+    made = Guard(timeout_s=0.2)
+    yield made
+    made.close()
+
+
+def wait_settled(guard: Guard) -> None:
+    deadline = time.monotonic() + 10
+    while not guard.settled and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert guard.settled
+
+
+def test_calls_and_the_code_between_them_share_one_thread(guard: Guard) -> None:
+    def steps() -> Guarded[list[int]]:
+        first = yield "a", threading.get_ident
+        between = threading.get_ident()
+        second = yield "b", threading.get_ident
+        return [first, between, second]
+
+    seen = {*guard.run(steps()), *guard.run(steps())}
+    assert len(seen) == 1
+    assert threading.get_ident() not in seen
+
+
+def test_a_failed_call_raises_in_the_generator_which_goes_on(guard: Guard) -> None:
+    def steps() -> Guarded[str]:
+        try:
+            yield "sampler 'x'", lambda: [][0]
+        except ComponentFailure as failure:
+            assert isinstance(failure.__cause__, IndexError)
+            said = str(failure)
+        return said + (yield "b", lambda: "!")
+
+    assert guard.run(steps()) == "sampler 'x' raised IndexError: list index out of range!"
+
+
+def test_errors_of_the_code_between_and_requests_come_back_as_they_are(guard: Guard) -> None:
+    def steps() -> Guarded[None]:
+        yield "a", int
+        raise KeyError("mine")
+
+    def refuse() -> None:
+        raise RequestError("refused")
+
+    with pytest.raises(KeyError, match="mine"):
+        guard.run(steps())
+    with pytest.raises(RequestError, match="refused"):
+        guard.call("a", refuse)
+
+
+def test_a_hang_is_given_up_by_its_name_and_the_generator_goes_on_upon_another_thread(guard: Guard) -> None:
+    wakes = threading.Event()
+    late: list[str] = []
+
+    def hang() -> None:
+        wakes.wait(20)
+        late.append("back")
+
+    def steps() -> Guarded[tuple[int, str, int]]:
+        first = yield "a", threading.get_ident
+        try:
+            yield "b", hang
+        except ComponentFailure as failure:
+            said = str(failure)
+        return first, said, (yield "c", threading.get_ident)
+
+    first, said, second = guard.run(steps())
+    assert said == "b gave no answer within 0.2 s and was abandoned"
+    assert first != second
+    assert not guard.settled
+    wakes.set()
+    wait_settled(guard)
+    assert late == ["back"]
+    assert guard.call("d", lambda: 3) == 3
+
+
+def test_every_call_has_the_whole_time_to_itself(guard: Guard) -> None:
+    def steps() -> Guarded[int]:
+        total = 0
+        for _ in range(4):
+            total += yield "a", lambda: time.sleep(0.12) or 1
+        return total
+
+    assert guard.run(steps()) == 4
+    assert guard.settled
+
+
+def test_the_code_between_may_call_too_and_a_hang_in_there_costs_no_other_thread(guard: Guard) -> None:
+    def steps() -> Guarded[list[object]]:
+        before = threading.get_ident()
+        with pytest.raises(ComponentFailure, match="inner gave no answer"):
+            guard.call("inner", lambda: time.sleep(0.5))
+        return [before == threading.get_ident(), (yield "a", lambda: 1)]
+
+    assert guard.run(steps()) == [True, 1]
+    wait_settled(guard)
+
+
+def test_the_innermost_watched_component_is_named(guard: Guard) -> None:
+    watched = Watched({"a": 1}, guard, "kv 'x'")
+    with pytest.raises(ComponentFailure, match=r"kv 'x' raised TypeError"):
+        guard.call("scheduler 'y'", lambda: watched.pop())
+    with pytest.raises(ComponentFailure, match=r"scheduler 'y' raised KeyError"):
+        guard.call("scheduler 'y'", lambda: {}[watched.get("a")])
+
+
+def test_an_interrupt_of_the_caller_ends_the_generator_where_it_stands(guard: Guard) -> None:
+    """As Ctrl-C does. The call that ran is not waited for; what it may still write to is kept from others."""
+    wakes = threading.Event()
+    ended: list[type[BaseException]] = []
+
+    def interrupt() -> None:
+        signal.raise_signal(signal.SIGINT)  # handled by the main thread, which waits
+        wakes.wait(20)
+
+    def steps() -> Guarded[None]:
+        try:
+            yield "a", interrupt
+        except BaseException as error:
+            ended.append(type(error))
+            raise
+
+    slow = Guard(timeout_s=20)
+    with pytest.raises(KeyboardInterrupt):
+        slow.run(steps())
+    assert ended == [KeyboardInterrupt]
+    assert not slow.settled
+    wakes.set()
+    wait_settled(slow)
+    slow.close()
