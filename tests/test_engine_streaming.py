@@ -202,3 +202,13 @@ def test_special_tokens_are_shown_only_when_asked_for(tiny_model: Path) -> None:
     assert (hidden.text, shown.text) == ("cat", "cat<|end|>")
     assert hidden.token_ids == shown.token_ids
     assert hidden.token_ids[-1] == hidden.stop == 0
+
+
+def test_a_stop_string_counts_behind_min_tokens_only(engine: Engine, whole: RequestOutput) -> None:
+    text, end = stops(engine, whole)[0]
+    assert not engine.tokenizer.eos_token_ids & set(whole.token_ids)  # so that min_tokens masks nothing that came
+    output, _ = run(engine, stop=text, min_tokens=end - 1)
+    assert (output.finish_reason, output.stop, len(output.token_ids)) == ("stop", text, end)
+    output, _ = run(engine, stop=text, max_tokens=end, min_tokens=end)
+    assert (output.finish_reason, output.stop) == ("length", None)
+    assert output.text == engine.tokenizer.decode(whole.token_ids[:end])

@@ -16,6 +16,8 @@ from kv_file_cases import PROMPT, answer, cached, num_cached, require_miss
 from kv_format_cases import FORMATS, reference_tokens
 from kv_tier_cases import HOST, PROMPTS, disk, tiered
 from step_cases import Steps, takes
+from window_cases import GREEDY as WINDOWED
+from window_cases import KINDS, prompts, write_model
 
 from pluglm import Engine, SamplingParams
 from pluglm.kv.files import KIND
@@ -68,6 +70,29 @@ def test_chunks_and_blocks(
 def test_managers(tiny_model: Path, reference: Any, kv_format: str, kv: str) -> None:
     config = real_config(tiny_model, kv_format=kv_format, kv=kv, engine={"max_step_tokens": 8, "max_num_seqs": 2})
     assert run(config) == reference(kv_format, TEXTS, NUM_TOKENS)
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_layers_with_windows(
+    tiny_model: Path, tmp_path_factory: pytest.TempPathFactory, kv_format: str, family: str
+) -> None:
+    """Pools of their own give the tokens of one pool, whose requests compute their prompts whole."""
+    model = write_model(tmp_path_factory.mktemp(family), family, tiny_model)
+    texts = []
+    for kv, chunk in (("paged", 4096), ("window_paged", 64), ("window_paged", 7)):
+        config = real_config(
+            model,
+            model={"path": str(model), "dtype": "float32", "max_model_len": 400},
+            kv_format=kv_format,
+            kv=kv,
+            engine={"max_num_seqs": 4, "max_step_tokens": chunk},
+        )
+        with Engine(config) as engine:
+            outputs = engine.generate(prompts(), WINDOWED)
+            texts.append([(output.token_ids, output.error) for output in outputs])
+            require_idle(engine)
+    assert texts[0] == texts[1] == texts[2]
+    assert all(len(tokens) == 30 and error is None for tokens, error in texts[0])
 
 
 @pytest.mark.parametrize("mode", ["recompute", "offload", "pause"])

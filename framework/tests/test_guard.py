@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -40,15 +41,15 @@ def test_calls_and_the_code_between_them_share_one_thread(guard: Guard) -> None:
 
 
 def test_a_failed_call_raises_in_the_generator_which_goes_on(guard: Guard) -> None:
-    def steps() -> Guarded[str]:
-        try:
+    def steps() -> Guarded[tuple[ComponentFailure, int]]:
+        with pytest.raises(ComponentFailure) as failed:
             yield "sampler 'x'", lambda: [][0]
-        except ComponentFailure as failure:
-            assert isinstance(failure.__cause__, IndexError)
-            said = str(failure)
-        return said + (yield "b", lambda: "!")
+        return failed.value, (yield "b", lambda: 3)
 
-    assert guard.run(steps()) == "sampler 'x' raised IndexError: list index out of range!"
+    failure, result = guard.run(steps())
+    assert str(failure) == "sampler 'x' raised IndexError: list index out of range"
+    assert isinstance(failure.__cause__, IndexError)
+    assert result == 3
 
 
 def test_errors_of_the_code_between_and_requests_come_back_as_they_are(guard: Guard) -> None:
@@ -75,11 +76,9 @@ def test_a_hang_is_given_up_by_its_name_and_the_generator_goes_on_upon_another_t
 
     def steps() -> Guarded[tuple[int, str, int]]:
         first = yield "a", threading.get_ident
-        try:
+        with pytest.raises(ComponentFailure) as failed:
             yield "b", hang
-        except ComponentFailure as failure:
-            said = str(failure)
-        return first, said, (yield "c", threading.get_ident)
+        return first, str(failed.value), (yield "c", threading.get_ident)
 
     first, said, second = guard.run(steps())
     assert said == "b gave no answer within 0.2 s and was abandoned"
@@ -95,7 +94,8 @@ def test_every_call_has_the_whole_time_to_itself(guard: Guard) -> None:
     def steps() -> Guarded[int]:
         total = 0
         for _ in range(4):
-            total += yield "a", lambda: time.sleep(0.12) or 1
+            yield "a", partial(time.sleep, 0.12)
+            total += 1
         return total
 
     assert guard.run(steps()) == 4
@@ -123,11 +123,11 @@ def test_the_innermost_watched_component_is_named(guard: Guard) -> None:
 
 def test_an_interrupt_of_the_caller_ends_the_generator_where_it_stands(guard: Guard) -> None:
     """As Ctrl-C does. The call that ran is not waited for; what it may still write to is kept from others."""
-    wakes = threading.Event()
+    wakes, caller = threading.Event(), threading.get_ident()
     ended: list[type[BaseException]] = []
 
     def interrupt() -> None:
-        signal.raise_signal(signal.SIGINT)  # handled by the main thread, which waits
+        signal.pthread_kill(caller, signal.SIGINT)
         wakes.wait(20)
 
     def steps() -> Guarded[None]:

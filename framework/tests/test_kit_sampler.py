@@ -12,6 +12,7 @@ import torch
 
 from pluglm.kernel.core import SampleRow
 from pluglm.kernel.interfaces.component import Capabilities, ComponentConfig
+from pluglm.kernel.interfaces.sampler import NO_TOKEN
 from pluglm.kernel.sampling_params import SamplingParams
 from pluglm.testing.check import run_checks
 from pluglm.testing.common import COMMON
@@ -29,6 +30,7 @@ GREEDY_NAMES = frozenset(
         "earlier_calls_leave_no_trace",
         "global_generators_are_left_alone",
         "rows_are_not_changed",
+        "a_row_without_a_token_gives_no_token_alone",
         "refusals_are_one_line",
     }
 )
@@ -60,11 +62,16 @@ class InverseSampler:
     def sample(self, logits_RV: torch.Tensor, rows: Sequence[SampleRow]) -> list[int]:
         self.num_calls += 1
         logits = self.shaped(logits_RV.double().numpy(), rows)
-        weights = np.exp(logits - logits.max(1, keepdims=True))
+        is_empty = logits.max(1) == -np.inf
+        weights = np.exp(logits - np.where(is_empty, 0.0, logits.max(1))[:, None])
         running = weights.cumsum(1)
         drawn = (running > self.uniform(rows)[:, None] * running[:, -1:]).argmax(1)
         best = self.best(logits_RV)
-        return [int(b if row.params.greedy else d) for row, b, d in zip(rows, best, drawn, strict=True)]
+        found = [int(b if row.params.greedy else d) for row, b, d in zip(rows, best, drawn, strict=True)]
+        return self.without(found, is_empty)
+
+    def without(self, found: list[int], is_empty: Any) -> list[int]:
+        return [NO_TOKEN if empty else token for token, empty in zip(found, is_empty.tolist(), strict=True)]
 
     def shaped(self, logits: Any, rows: Sequence[SampleRow]) -> Any:
         temperatures = np.array([1.0 if row.params.greedy else row.params.temperature for row in rows])
@@ -145,6 +152,11 @@ class AppendsItsToken(InverseSampler):
         return found
 
 
+class DropsTheBatch(InverseSampler):
+    def without(self, found: list[int], is_empty: Any) -> list[int]:
+        return [NO_TOKEN] * len(found) if is_empty.any() else found
+
+
 class RefusesInTwoLines(InverseSampler):
     def check(self, params: SamplingParams) -> str | None:
         return "top_k is not known here\nsorry" if params.top_k > 0 else None
@@ -152,8 +164,9 @@ class RefusesInTwoLines(InverseSampler):
 
 class DrawsMasked(InverseSampler):
     def shaped(self, logits: Any, rows: Sequence[SampleRow]) -> Any:
-        nearly_empty = np.isinf(logits).sum(1) > 14
-        return np.where(nearly_empty[:, None], np.maximum(logits, -8.0), super().shaped(logits, rows))
+        num_masked = np.isinf(logits).sum(1)
+        is_nearly_empty = (num_masked > 14) & (num_masked < 17)
+        return np.where(is_nearly_empty[:, None], np.maximum(logits, -8.0), super().shaped(logits, rows))
 
 
 class Overflows(InverseSampler):
@@ -202,6 +215,7 @@ BROKEN: dict[str, type[InverseSampler]] = {
     "earlier_calls_leave_no_trace": CountsCalls,
     "global_generators_are_left_alone": AdvancesTorch,
     "rows_are_not_changed": AppendsItsToken,
+    "a_row_without_a_token_gives_no_token_alone": DropsTheBatch,
     "refusals_are_one_line": RefusesInTwoLines,
     "masked_tokens_are_never_drawn": DrawsMasked,
     "large_logits_do_not_overflow": Overflows,

@@ -16,9 +16,10 @@ STOPS = st.lists(LETTERS, max_size=4)
 TEXT = st.text(alphabet="ab€", max_size=9)
 
 
-def oracle(text: str, stop: list[str], include_stop: bool) -> tuple[str, str | None]:
-    """The definition: of all occurrences the one that ends first, of those the longest."""
+def oracle(text: str, stop: list[str], include_stop: bool, first_end: int = 0) -> tuple[str, str | None]:
+    """The definition: of all that end at first_end or later the one that ends first, of those the longest."""
     ends = [(start + len(s), -len(s), s) for s in stop for start in range(len(text)) if text.startswith(s, start)]
+    ends = [one for one in ends if one[0] >= first_end]
     if not ends:
         return text, None
     end, _, found = min(ends)
@@ -55,6 +56,19 @@ def test_nothing_is_held_beyond_a_possible_stop(text: str, stop: list[str]) -> N
             return
         assert matcher.held == longest_held(text[:end], stop)
         assert emitted + matcher.held == text[:end]
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=TEXT, stop=STOPS, include_stop=st.booleans(), num_before=st.integers(0, 9))
+def test_a_stop_completed_too_early_is_text(text: str, stop: list[str], include_stop: bool, num_before: int) -> None:
+    """It may begin anywhere. What did not count is held back no longer than other text."""
+    matcher = StopMatcher(stop, include_stop=include_stop)
+    emitted = ""
+    for end, character in enumerate(text, start=1):
+        emitted += matcher.push(character, may_stop=end > num_before)[0]
+        if matcher.matched is None:
+            assert matcher.held == longest_held(text[:end], stop)
+    assert (emitted + matcher.flush(), matcher.matched) == oracle(text, stop, include_stop, first_end=num_before + 1)
 
 
 def test_the_first_completed_wins_over_the_first_started() -> None:

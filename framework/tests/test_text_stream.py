@@ -52,6 +52,14 @@ def test_the_token_that_completes_a_stop_is_told() -> None:
     assert stream.finish() == ""
 
 
+def test_a_stop_counts_once_its_last_token_comes_after_min_tokens() -> None:
+    """As EOS does, which may be token min_tokens + 1 at the earliest."""
+    for min_tokens, stopped_by in ((0, 2), (1, 2), (2, 5), (4, 5), (5, None)):
+        stream = TextStream(TOKENIZER, stop=["bab"], min_tokens=min_tokens)
+        deltas = [stream.push(token_id) for token_id in ids_of("b", "ab", "c▁", "b", "ab")]
+        assert next((place for place, one in enumerate(deltas, 1) if one.stopped), None) == stopped_by
+
+
 def test_a_stop_completed_by_the_held_rest_is_found_at_the_end() -> None:
     stream = TextStream(TOKENIZER, stop=["€"])
     for token_id in ids_of("ab", "<0xE2>", "<0x82>", "<0xAC>"):

@@ -7,6 +7,7 @@ import pytest
 from pluglm.assembly.registry import list_entries, load
 from pluglm.testing.check import Check
 from pluglm.testing.logits_step import logits_step_checks
+from pluglm_samplers.presets import PRESETS
 
 STEPS = {entry.name: load(entry) for entry in list_entries("logits_step") if entry.distribution == "pluglm-samplers"}
 CHECKS = {f"{name}-{check.name}": check for name, step in STEPS.items() for check in logits_step_checks(step)}
@@ -18,5 +19,4 @@ def test_step(check: Check) -> None:
 
 
 def test_no_step_was_missed() -> None:
-    penalties = {"repetition_penalty", "frequency_penalty", "presence_penalty"}
-    assert set(STEPS) >= penalties | {"temperature", "top_k", "top_p", "min_p"}
+    assert set(STEPS) == {name for steps in PRESETS.values() for name in steps}

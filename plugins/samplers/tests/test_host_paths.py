@@ -7,7 +7,8 @@ import pytest
 import torch
 from sampler_cases import random_logits
 
-from pluglm_samplers.drawing import NO_TOKEN, argmax, host_inverse_cdf, inverse_cdf, pick_best
+from pluglm.kernel.interfaces.sampler import NO_TOKEN
+from pluglm_samplers.drawing import argmax, host_inverse_cdf, inverse_cdf, pick_best
 from pluglm_samplers.randomness import Coins, Purpose, uniform
 from pluglm_samplers.ranking import drop_below, keep_best, sort_best
 from pluglm_samplers.top_p import keep_nucleus, nucleus_sizes

@@ -11,8 +11,8 @@ from sampler_cases import chain, context, random_logits, row, step
 from sampling_oracle import STEPS
 
 from pluglm.kernel.interfaces.component import ComponentConfig
+from pluglm.kernel.interfaces.sampler import NO_TOKEN
 from pluglm.kernel.sampling_params import SamplingParams
-from pluglm_samplers.drawing import NO_TOKEN
 from pluglm_samplers.greedy import GreedySampler
 from pluglm_samplers.presets import PRESETS
 

@@ -15,8 +15,8 @@ from pluglm.assembly.memory_planning import MemoryPlanner, PlannedModel, most_dr
 from pluglm.assembly.namespace import KVIdentity
 from pluglm.assembly.registry import list_entries, load
 from pluglm.assembly.resolving import ResolvedRun, capabilities_of
+from pluglm.assembly.validation import validate
 from pluglm.kernel.cache_keys import namespace
-from pluglm.kernel.config import validate
 from pluglm.kernel.core import Budget
 from pluglm.kernel.errors import CheckpointError, ConfigError, PluginError
 from pluglm.kernel.guard import Guard, Watched

@@ -38,13 +38,19 @@ class HookCaller:
             for one in getattr(self._manager.hook, name).get_hookimpls():
                 if one.wrapper or one.hookwrapper:
                     raise PluginError(f"hooks '{one.plugin_name}': {name} is a wrapper; write a plain @hookimpl")
+        self._listeners = self._list_listeners()
+
+    def _list_listeners(self) -> dict[str, list[pluggy.HookImpl]]:
+        """By hook; asked for with every token, so a list of them is kept."""
+        return {name: getattr(self._manager.hook, name).get_hookimpls() for name in HOOKS}
 
     def call(self, hook: str, **arguments: Any) -> None:
-        for one in list(getattr(self._manager.hook, hook).get_hookimpls()):
+        for one in self._listeners[hook]:
             given = [arguments[name] for name in one.argnames]
             try:
                 self._guard.call(f"hook '{one.plugin_name}'", partial(one.function, *given))
             except PluglmError as error:
                 self.failures[one.plugin_name] = f"{hook}: {error}"
                 self._manager.unregister(name=one.plugin_name)
+                self._listeners = self._list_listeners()
                 logger.warning("hook '%s' is dropped: %s: %s", one.plugin_name, hook, error)

@@ -13,7 +13,8 @@ from typing import Any
 from pluglm.assembly.locating import locate
 from pluglm.assembly.registry import Entry, load
 from pluglm.assembly.run_config import RunConfig
-from pluglm.kernel.config import Slot, validate
+from pluglm.assembly.validation import validate
+from pluglm.kernel.config import Slot
 from pluglm.kernel.errors import ComponentFailure, IncompatibleError, PluginError, PluglmError, describe
 from pluglm.kernel.interfaces.component import (
     ATTENTION_UNUSED,

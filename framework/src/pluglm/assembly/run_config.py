@@ -10,7 +10,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 from pluglm.assembly.strict_yaml import UnreadableYamlError, parse_yaml
-from pluglm.kernel.config import Slot, validate
+from pluglm.assembly.validation import validate
+from pluglm.kernel.config import Slot
 from pluglm.kernel.errors import ConfigError
 from pluglm.kernel.planner import WhenFull
 from pluglm.kernel.sampling_params import SamplingParams

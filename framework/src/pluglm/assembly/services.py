@@ -33,5 +33,9 @@ def _eos(checkpoint: Checkpoint, tokenizer: Any) -> frozenset[int]:
 def _stream(tokenizer: TokenizerView, params: SamplingParams) -> TextStream:
     text: Any = tokenizer
     return PlainTextStream(
-        text, stop=params.stop, include_stop=params.include_stop, skip_special_tokens=params.skip_special_tokens
+        text,
+        stop=params.stop,
+        include_stop=params.include_stop,
+        skip_special_tokens=params.skip_special_tokens,
+        min_tokens=params.min_tokens,
     )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pluglm.kernel.config import validate
+from pluglm.assembly.validation import validate
 from pluglm.kernel.errors import ConfigError, PluglmError
 from pluglm.kernel.sampling_params import SamplingParams
 from pluglm.outputs import Prompt

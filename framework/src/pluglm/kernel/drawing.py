@@ -19,10 +19,11 @@ from pluglm.kernel.core import SampleRow, Sequence, Status, TokenLogprobs
 from pluglm.kernel.errors import ComponentFailure
 from pluglm.kernel.guard import Guarded
 from pluglm.kernel.interfaces.grammar import Matcher
-from pluglm.kernel.interfaces.sampler import Sampler
+from pluglm.kernel.interfaces.sampler import NO_TOKEN, Sampler
 
 # R: rows of the batch, V: logits per row, W: 32-bit words of a grammar mask
 NEG_INF = float("-inf")
+NOTHING_LEFT = "no token is left to draw; allowed_token_ids, bad_words_ids, min_tokens and grammar must leave one"
 
 
 @dataclass(slots=True)
@@ -58,7 +59,7 @@ class Window(NamedTuple):
 
 
 class Drawer:
-    """Applies masks, calls the sampler, checks what it returned, verifies drafts; calls plugins through `attempting`."""
+    """Applies masks, calls the sampler, checks what it gave, verifies drafts; calls plugins through `attempting`."""
 
     def __init__(
         self, sampler: Sampler, attempting: Callable[..., Any], names: Mapping[str, str], vocab_size: int
@@ -85,7 +86,11 @@ class Drawer:
             some_RV = logits_RV if len(usable) == len(rows) else logits_RV[usable]
             sample = partial(self._sample, some_RV, [rows[row] for row in usable], is_all_possible)
             drawn = yield from self._attempting("sampler", dict.fromkeys(owners[row] for row in usable), sample)
-        return self._verify(dict(zip(usable, drawn or [], strict=False)), broken, windows, raw_RV)
+        found = dict(zip(usable, drawn or [], strict=False))
+        for row in [row for row, token in found.items() if token == NO_TOKEN]:
+            broken[row] = f"{self._names['sampler']}: {NOTHING_LEFT}"
+            del found[row]
+        return self._verify(found, broken, windows, raw_RV)
 
     def _inspect(self, logits_RV: torch.Tensor) -> tuple[dict[int, str], bool]:
         """Rows that nothing can be drawn from, and whether the others give every known id a positive probability."""
@@ -109,12 +114,13 @@ class Drawer:
         num_rows, width = logits_RV.shape
         if len(tokens) != num_rows:
             raise ComponentFailure(self._names["sampler"], f"returned {len(tokens)} tokens for {num_rows} rows")
-        if min(tokens) < 0 or max(tokens) >= width:
-            wrong = next(token for token in tokens if not 0 <= token < width)
+        if min(tokens) < NO_TOKEN or max(tokens) >= width:
+            wrong = next(token for token in tokens if not NO_TOKEN <= token < width)
             raise ComponentFailure(self._names["sampler"], f"returned token id {wrong}, outside 0..{width - 1}")
         is_possible = max(tokens) < self._vocab_size
         if before_RV is not None:
-            chosen_R1 = before_RV.gather(1, torch.tensor(tokens, device=before_RV.device).unsqueeze(1))
+            ids_R = torch.tensor(tokens, device=before_RV.device)
+            chosen_R1 = before_RV.gather(1, ids_R.clamp(min=0).unsqueeze(1))[ids_R != NO_TOKEN]
             is_possible = NEG_INF not in chosen_R1.flatten().tolist()
         if not is_possible:
             raise ComponentFailure(self._names["sampler"], "drew a token of probability zero")

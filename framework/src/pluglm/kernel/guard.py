@@ -57,7 +57,7 @@ class Guard:
     """Runs the engine's code and the calls into plugins on a worker thread, while the caller waits.
 
     The engine's code is a generator that yields each call and is sent what came of it, so a step of several calls costs
-    one change of threads there and one back. A call that outlives `timeout_s` is abandoned together with its thread, and
+    one change of threads there and one back. A call that outlives `timeout_s` is abandoned with its thread, and
     the generator goes on upon another one.
 
     Python cannot stop a thread, so an abandoned call may still write to what it was given: `settled` says when it no

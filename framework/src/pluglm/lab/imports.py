@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from pluglm.kernel.config import validate
+from pluglm.assembly.validation import validate
 from pluglm.kernel.errors import ConfigError
 from pluglm.lab.amounts import MOST
 from pluglm.lab.generate import generate

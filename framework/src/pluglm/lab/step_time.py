@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from pluglm.kernel.config import validate
+from pluglm.assembly.validation import validate
 from pluglm.kernel.errors import ConfigError
 from pluglm.lab.amounts import Number, Strict
 from pluglm.lab.steps import Step

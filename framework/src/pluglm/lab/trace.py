@@ -11,7 +11,7 @@ from typing import Annotated, Any, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from pluglm.kernel.config import validate
+from pluglm.assembly.validation import validate
 from pluglm.kernel.errors import ConfigError
 from pluglm.lab.amounts import MOST, MOST_TOKENS, Name, Number, Strict
 

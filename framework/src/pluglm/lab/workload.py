@@ -8,7 +8,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from pluglm.assembly.strict_yaml import UnreadableYamlError, parse_yaml
-from pluglm.kernel.config import validate
+from pluglm.assembly.validation import validate
 from pluglm.kernel.errors import ConfigError
 from pluglm.lab.amounts import MOST_REQUESTS, Amount, Lengths, Name, Number, Positive, Strict
 from pluglm.lab.arrivals import Arrivals

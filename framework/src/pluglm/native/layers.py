@@ -88,6 +88,9 @@ class NativeLayer:
         self.dtype, self.width = self._qkv.weight_NK.dtype, self._qkv.weight_NK.shape[1]
         self.type_code = DTYPES[self.dtype]
         self.address, self.most_rows = ctypes.addressof(self._struct), min(one.most_rows for one in linears.values())
+        self._in_panels = self.dtype == torch.bfloat16 and not tools.has_tiles
+        if self._in_panels:
+            self._in_panels = bool(tools.library.pluglm_panels_fit(self._gate_up.address))
         self._kinds = (parts.spec.num_heads, parts.spec.num_kv_heads, parts.spec.num_kv_heads)
         self.heads_shape = (sum(self._kinds), parts.spec.head_dim)
         self.out_shape = (parts.spec.num_heads, parts.spec.head_dim)
@@ -130,13 +133,21 @@ class NativeLayer:
         change_TD = _product(self._output, attended)
         normed_TD = torch.empty_like(change_TD)
         x_TD = self._add(x_TD, change_TD, "attention_out_norm", normed_TD)
-        both = _product(self._gate_up, normed_TD)
-        num_rows, width = both.shape[0], both.shape[1] // 2
-        active_TI = torch.empty((num_rows, width), dtype=x_TD.dtype)
+        return self._add(x_TD, _product(self._down, self._active(normed_TD)), "mlp_out_norm")
+
+    def _active(self, normed_TD: torch.Tensor) -> torch.Tensor:
+        """What the second product of the feed-forward part takes, [T, I]."""
         tools, kind = self._tools, self._struct.activation
-        pointers = both.data_ptr(), num_rows, width, active_TI.data_ptr()
-        tools.library.pluglm_gated(tools.handle, self.type_code, kind, *pointers)
-        return self._add(x_TD, _product(self._down, active_TI), "mlp_out_norm")
+        num_rows, width = normed_TD.shape[0], self._gate_up.weight_NK.shape[0] // 2
+        active_TI = torch.empty((num_rows, width), dtype=normed_TD.dtype)
+        if self._in_panels:
+            rows = self._gate_up.address, normed_TD.data_ptr(), num_rows
+            tools.library.pluglm_gated_product(tools.handle, kind, *rows, active_TI.data_ptr())
+        else:
+            both = _product(self._gate_up, normed_TD)
+            rows = both.data_ptr(), num_rows, width
+            tools.library.pluglm_gated(tools.handle, self.type_code, kind, *rows, active_TI.data_ptr())
+        return active_TI
 
     def _add(
         self, x_TD: torch.Tensor, change_TD: torch.Tensor, out_norm: str, normed_TD: torch.Tensor | None = None

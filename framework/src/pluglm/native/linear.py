@@ -64,7 +64,7 @@ class NativeLinear:
         num_outputs, num_inputs = self.weight_NK.shape
         bias = 0 if self._wide_bias_N is None else self._wide_bias_N.data_ptr()
         self.struct = LinearStruct(self.weight_NK.data_ptr(), bias, num_outputs, num_inputs)
-        self._address = ctypes.addressof(self.struct)
+        self.address = ctypes.addressof(self.struct)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [rows, K] -> [rows, N], in x's dtype."""
@@ -81,7 +81,7 @@ class NativeLinear:
         tools.library.pluglm_linear(
             tools.handle,
             self._type,
-            self._address,
+            self.address,
             x_RK.data_ptr(),
             x_RK.shape[0],
             DTYPES[out_dtype],

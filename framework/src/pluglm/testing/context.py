@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pluglm.assembly import registry
-from pluglm.kernel.config import validate
+from pluglm.assembly.validation import validate
 from pluglm.kernel.interfaces.component import BuildContext, ComponentConfig
 from pluglm.kernel.interfaces.model import LayerSpec, ModelSpec
 from pluglm.testing.runner import build_runner

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from pluglm.kernel.core import SampleRow
-from pluglm.kernel.interfaces.sampler import Sampler
+from pluglm.kernel.interfaces.sampler import NO_TOKEN, Sampler
 from pluglm.kernel.sampling_params import SamplingParams
 from pluglm.testing.check import Check, expect, make_check
 from pluglm.testing.common import common_checks
@@ -150,6 +150,19 @@ def rows_are_not_changed(make: Make, params: SamplingParams) -> None:
     expect(rows == same, "rows and their token lists as given", rows)
 
 
+def a_row_without_a_token_gives_no_token_alone(make: Make, params: SamplingParams) -> None:
+    """NO_TOKEN for a row of -inf, drawn or greedy; the others get what they get beside a row of finite logits."""
+    sampler, logits_RV = make(17), random_logits(8, 17, 7)
+    for empty, empty_params in ((0, params), (5, GREEDY), (7, params)):
+        rows = [keyed_row(GREEDY if i == 5 else params, seed=i, position=i) for i in range(8)]
+        expected = draw(sampler, logits_RV, rows)
+        expected[empty], rows[empty] = NO_TOKEN, keyed_row(empty_params, seed=empty, position=empty)
+        emptied_RV = logits_RV.clone()
+        emptied_RV[empty] = float("-inf")
+        found = draw(sampler, emptied_RV, rows)
+        expect(found == expected, f"{NO_TOKEN} for row {empty} and the others as before, {expected}", found)
+
+
 def refusals_are_one_line(make: Make) -> None:
     """`check` answers for every kind of params: None or a reason of one line."""
     sampler: Any = make(17)
@@ -184,4 +197,5 @@ ANY_MODE = (
     earlier_calls_leave_no_trace,
     global_generators_are_left_alone,
     rows_are_not_changed,
+    a_row_without_a_token_gives_no_token_alone,
 )

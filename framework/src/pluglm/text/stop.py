@@ -27,7 +27,8 @@ class StopMatcher:
     """Cuts a text at the first stop string that it completes, whatever pieces the text comes in.
 
     First means completed first; of several completed by the same character, the longest. Text is held back only
-    while it is a proper prefix of some stop string. After a match everything that follows is dropped.
+    while it is a proper prefix of some stop string. After a match everything that follows is dropped. A stop string
+    that is completed where it may not stop is text like any other.
     Raises RequestError for an empty stop string.
     """
 
@@ -45,8 +46,11 @@ class StopMatcher:
         """The text held back now: a proper prefix of some stop string."""
         return self._held
 
-    def push(self, text: str) -> tuple[str, str | None]:
-        """Takes the next piece; returns the text that may leave now and the stop string found, if any."""
+    def push(self, text: str, *, may_stop: bool = True) -> tuple[str, str | None]:
+        """Takes the next piece; returns the text that may leave now and the stop string found, if any.
+
+        may_stop: whether a stop string counts that this piece completes, wherever it began.
+        """
         if self.matched is not None:
             return "", self.matched
         if not self._root.next:
@@ -54,9 +58,11 @@ class StopMatcher:
         pending = self._held + text
         for end, character in enumerate(text, start=len(self._held) + 1):
             self._node = _step(self._root, self._node, character)
-            if self._node.match is not None:
+            if may_stop and self._node.match is not None:
                 self.matched, self._held = self._node.match, ""
                 return pending[: end if self._include_stop else end - len(self.matched)], self.matched
+        while not self._node.next:  # a whole stop string that did not count: it goes on as a prefix of another, or none
+            self._node = self._node.fallback or self._root
         cut = len(pending) - self._node.depth
         self._held = pending[cut:]
         return pending[:cut], None

@@ -13,7 +13,8 @@ from pluglm.text.tokenizer import Tokenizer
 class TextStream:
     """Text of one output. `push` is called once a token, in order, so the caller knows which token completes a stop.
 
-    The arguments, and what they raise, are those of IncrementalDetokenizer and StopMatcher.
+    min_tokens: a stop string counts only if the token that completes it comes after so many. The other arguments, and
+    what they raise, are those of IncrementalDetokenizer and StopMatcher.
     """
 
     def __init__(
@@ -23,9 +24,11 @@ class TextStream:
         stop: Sequence[str] = (),
         include_stop: bool = False,
         skip_special_tokens: bool = True,
+        min_tokens: int = 0,
     ) -> None:
         self._detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
         self._matcher = StopMatcher(stop, include_stop=include_stop)
+        self._num_unstoppable = min_tokens  # tokens still to come before one may complete a stop
 
     @property
     def stopped(self) -> str | None:
@@ -34,9 +37,11 @@ class TextStream:
 
     def push(self, token_id: int) -> TextDelta:
         """The text released by the next token. After a stop every delta is empty."""
-        return TextDelta(*self._matcher.push(self._detokenizer.push((token_id,))))
+        self._num_unstoppable -= 1
+        text = self._detokenizer.push((token_id,))
+        return TextDelta(*self._matcher.push(text, may_stop=self._num_unstoppable < 0))
 
     def finish(self) -> str:
         """The rest of the text, through the same stop strings; to be called once, at the end of the output."""
-        emitted, _ = self._matcher.push(self._detokenizer.flush())
+        emitted, _ = self._matcher.push(self._detokenizer.flush(), may_stop=self._num_unstoppable < 0)
         return emitted + self._matcher.flush()

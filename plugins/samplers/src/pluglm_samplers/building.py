@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from pluglm.kernel.interfaces.component import BuildContext
-from pluglm.kernel.interfaces.sampler import LogitsStep
-
-
-@runtime_checkable
-class ContextStep(Protocol):
-    """Optional ability of a logits step: built from what the run knows, such as its EOS ids."""
-
-    @classmethod
-    def from_context(cls, config: Any, context: BuildContext) -> LogitsStep: ...
+from pluglm.kernel.interfaces.sampler import ContextStep, LogitsStep
 
 
 def build_step(step_class: type[Any], config: Any, context: BuildContext) -> LogitsStep:

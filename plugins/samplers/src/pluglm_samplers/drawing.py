@@ -8,12 +8,11 @@ import numpy as np
 import torch
 
 from pluglm.kernel.core import SampleRow
+from pluglm.kernel.interfaces.sampler import NO_TOKEN
 from pluglm_samplers.randomness import uniform
 from pluglm_samplers.ranking import is_best_by_row
 
 # R: rows, V: vocabulary, C: tokens of positive probability
-
-NO_TOKEN = -1  # what a sampler returns for a row that nothing can be drawn from
 
 
 def pick_best(logits_RV: torch.Tensor) -> list[int]:
@@ -21,13 +20,11 @@ def pick_best(logits_RV: torch.Tensor) -> list[int]:
     if logits_RV.device.type != "cpu":
         ids_R = logits_RV.argmax(-1)
         is_finite_R = logits_RV.gather(1, ids_R.unsqueeze(1)).squeeze(1).isfinite()
-        ids: list[int] = ids_R.where(is_finite_R, NO_TOKEN).tolist()
-        return ids
+        return list(ids_R.where(is_finite_R, NO_TOKEN).tolist())
     host_RV = logits_RV.numpy()  # which finds them in a tenth of the time of torch, and starts no threads
     host_ids_R = host_RV.argmax(-1)
     is_finite = np.isfinite(host_RV[np.arange(len(host_RV)), host_ids_R])
-    ids = (host_ids_R if is_finite.all() else np.where(is_finite, host_ids_R, NO_TOKEN)).tolist()
-    return ids
+    return list(host_ids_R.tolist() if is_finite.all() else np.where(is_finite, host_ids_R, NO_TOKEN).tolist())
 
 
 def argmax(logits_RV: torch.Tensor) -> torch.Tensor:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
-from pluglm.kernel.interfaces.component import Component
+from pluglm.kernel.interfaces.component import BuildContext, Component
 
 if TYPE_CHECKING:
     import torch
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 SAMPLER_VERSION = 1
 LOGITS_STEP_VERSION = 1
+NO_TOKEN = -1  # what a sampler returns for a row that nothing can be drawn from; that request alone fails
 
 # R: rows (one draw each), V: vocabulary
 
@@ -26,7 +27,8 @@ class Sampler(Component, Protocol):
         """logits_RV float32, hard masks already at -inf, every row with a finite entry; it may be changed in place.
 
         Randomness comes only from (row.seed, row.lane, row.position) by a counter-based generator; greedy rows draw
-        none. Returns R ids with positive probability. Ties go to the lowest id.
+        none. Returns R ids with positive probability; NO_TOKEN for a row that has none, be it all -inf as it comes or
+        by the sampler's own masks, or broken by a NaN of a step. Ties go to the lowest id.
         """
         ...
 
@@ -44,10 +46,12 @@ class LogitsStep(Component, Protocol):
     """One transformation of logits. Built as cls(config, vocab_size: int) by the sampler, not by the kernel.
 
     argmax_invariant: the most likely token is never changed, so greedy rows skip the step.
+    hard_mask: it sends tokens to -inf by the row's text and params alone, and may leave none.
     parameters: the SamplingParams fields that it reads.
     """
 
     argmax_invariant: ClassVar[bool]
+    hard_mask: ClassVar[bool] = False
     parameters: ClassVar[tuple[str, ...]]
 
     def is_active(self, params: SamplingParams) -> bool:
@@ -55,6 +59,19 @@ class LogitsStep(Component, Protocol):
         ...
 
     def apply(self, logits_RV: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
-        """Rows transformed (all of them are active). May work in place; truncations only send logits to -inf and
-        always keep at least one; -inf stays -inf."""
+        """Rows transformed (all of them are active). May work in place; -inf stays -inf.
+
+        Truncations only send logits to -inf; they keep at least one, unless they are hard masks. A row with NaN or
+        without a token touches no other.
+        """
+        ...
+
+
+@runtime_checkable
+class ContextStep(Protocol):
+    """Optional ability of a logits step: built from what the run knows, such as its EOS ids."""
+
+    @classmethod
+    def from_context(cls, config: Any, context: BuildContext) -> LogitsStep:
+        """The step, in place of cls(config, vocab_size)."""
         ...

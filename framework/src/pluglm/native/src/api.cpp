@@ -3,6 +3,7 @@
 #include <exception>
 
 #include "layer.h"
+#include "panels.h"
 
 using namespace pluglm;
 
@@ -88,6 +89,17 @@ int32_t pluglm_gated(Tools* tools, int32_t type, int32_t activation, const void*
                    const T* gate = (const T*)gate_up + row * 2 * width;
                    gated(Activation(activation), gate, gate + width, width, (T*)out + row * width);
                  }))
+}
+
+// Whether pluglm_gated_product takes this layer, a Linear<bf16>.
+int32_t pluglm_panels_fit(const void* gate_up) { return panels_fit(*(const Linear<bf16>*)gate_up); }
+
+int32_t pluglm_gated_product(Tools* tools, int32_t activation, const void* gate_up, const void* x_RK, int64_t rows,
+                             void* out_RI) {
+  return in_turn(tools, [&] {
+    gated_panels(tools->pool, tools->tiles, *(const Linear<bf16>*)gate_up, Activation(activation), (const bf16*)x_RK, rows,
+                 (bf16*)out_RI);
+  });
 }
 
 int32_t pluglm_pre_attention(Tools* tools, int32_t type, const void* layer, const void* x_TD, const void* cos_TH,

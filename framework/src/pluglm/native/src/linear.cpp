@@ -134,7 +134,9 @@ void chunk(const Linear<T>& layer, int64_t begin, int64_t end, const T* x_RK, in
 template <typename T>
 void in_chunks(Pool& pool, const Linear<T>& layer, const T* x_RK, int64_t rows, float* out_RN) {
   const int64_t threads = pool.num_threads(), bytes = layer.outputs * layer.inputs * int64_t(sizeof(T));
-  const int64_t turns = std::max<int64_t>(1, (bytes + threads * CHUNK_BYTES / 2) / (threads * CHUNK_BYTES));
+  // Whoever works alone on one row needs no chunks: nothing is shared out, and nothing is read twice.
+  const int64_t some = std::max<int64_t>(1, (bytes + threads * CHUNK_BYTES / 2) / (threads * CHUNK_BYTES));
+  const int64_t turns = threads == 1 && rows == 1 ? 1 : some;
   const int64_t size = std::max<int64_t>(16, (layer.outputs / (threads * turns) + 15) / 16 * 16);  // equal shares
   pool.run(int((layer.outputs + size - 1) / size), [&](int index) {
     chunk(layer, index * size, std::min(layer.outputs, (index + 1) * size), x_RK, rows, out_RN);

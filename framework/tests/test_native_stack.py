@@ -1,0 +1,191 @@
+"""All layers in one native call: the bits of the layers one by one, and when it leaves the work to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from pluglm.backends.execute import StepAttention
+from pluglm.kernel.core import Segment
+from pluglm.kernel.interfaces.attention import AttentionBatch, HeadRows, NativeCalls
+from pluglm.kernel.interfaces.kernels import KernelLog
+from pluglm.kernel.interfaces.model import LayerParts, LayerSpec
+from pluglm.native.attention import NativeAttention, NewKeys
+from pluglm.native.fuser import NativeFuser
+from pluglm.native.isa import LEVELS, missing
+from pluglm.native.stack import NativeStack
+from pluglm.native.tools import NativeTools
+
+Tools = Callable[..., NativeTools]
+RUNNABLE = [level.name for level in LEVELS if missing(level) is None]
+NUM_LAYERS, HEADS, KV_HEADS, HEAD_DIM, WIDTH, INNER, BLOCK, CONTEXT = 3, 6, 2, 64, 96, 160, 16, 20
+ROPES = (0, 1, 0)
+
+
+def random(*shape: int, seed: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def make_parts(fuser: NativeFuser, dtype: torch.dtype, index: int, kv_heads: int = KV_HEADS) -> LayerParts:
+    def linear(outputs: int, inputs: int, seed: int) -> Any:
+        return fuser.make_linear("w", (random(outputs, inputs, seed=100 * index + seed) * inputs**-0.5).to(dtype), None)
+
+    window = 7 if index == 1 else None
+    return LayerParts(
+        spec=LayerSpec(
+            index=index, num_heads=HEADS, num_kv_heads=kv_heads, head_dim=HEAD_DIM, scale=HEAD_DIM**-0.5, window=window
+        ),
+        activation="silu",
+        eps=1e-5,
+        attention_norm=1.0 + 0.1 * random(WIDTH, seed=index),
+        mlp_norm=1.0 + 0.1 * random(WIDTH, seed=index + 50),
+        qkv=linear((HEADS + 2 * kv_heads) * HEAD_DIM, WIDTH, 1),
+        output=linear(WIDTH, HEADS * HEAD_DIM, 2),
+        gate_up=linear(2 * INNER, WIDTH, 3),
+        down=linear(WIDTH, INNER, 4),
+    )
+
+
+class Store:
+    """Keys and values of all layers, the same random ones every time."""
+
+    def __init__(self, dtype: torch.dtype, num_blocks: int) -> None:
+        shape = (num_blocks * BLOCK, KV_HEADS, HEAD_DIM)
+        self.tensors = [
+            (random(*shape, seed=7 + layer).to(dtype), random(*shape, seed=70 + layer).to(dtype))
+            for layer in range(NUM_LAYERS)
+        ]
+
+    def keys(self, layer: int) -> torch.Tensor:
+        return self.tensors[layer][0]
+
+    def values(self, layer: int) -> torch.Tensor:
+        return self.tensors[layer][1]
+
+
+class Attending:
+    """An attention on the native kernel; offers: whether it has calls to offer."""
+
+    def __init__(self, tools: NativeTools, offers: bool) -> None:
+        self._native = NativeAttention(tools)
+        if offers:
+            self.native_calls = self._calls
+
+    def plan(self, batch: AttentionBatch) -> Any:
+        return self._native.plan(batch.segments, batch.block_size), batch.slots_T
+
+    def run(self, layer: LayerSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: Any, kv: Any) -> Any:
+        new = NewKeys(k, v, plan[1])
+        return self._native.attend(layer, q, plan[0], kv.keys(layer.index), kv.values(layer.index), new)
+
+    def _calls(self, layers: Sequence[LayerSpec], heads: HeadRows, plan: Any, kv: Any) -> NativeCalls:
+        new = NewKeys(heads.k_TKH, heads.v_TKH, plan[1])
+        packed = [
+            self._native.pack(one, heads.q_TNH, heads.out_TNH, plan[0], kv.keys(one.index), kv.values(one.index), new)
+            for one in layers
+        ]
+        return NativeCalls(self._native.function, packed, plan)
+
+
+def make_step(tools: NativeTools, dtype: torch.dtype, rows: int, offers: bool = True) -> tuple[StepAttention, Store]:
+    """One new token of each of `rows` sequences."""
+    blocks = CONTEXT // BLOCK + 1
+    segments = tuple(
+        Segment(
+            sequence_id=i,
+            query_start=i,
+            num_query=1,
+            num_context=CONTEXT - i,
+            block_table=tuple(range(i * blocks, (i + 1) * blocks)),
+        )
+        for i in range(rows)
+    )
+    slots = torch.tensor([slot for one in segments for slot in one.slots(BLOCK, one.num_context)])
+    attention: Any = Attending(tools, offers)
+    store: Any = Store(dtype, rows * blocks)
+    plan = attention.plan(AttentionBatch(segments=segments, slots_T=slots, block_size=BLOCK))
+    return StepAttention(attention, [plan], (), store), store
+
+
+def one_by_one(
+    layers: Sequence[Any], x: torch.Tensor, angles: list[torch.Tensor], attend: StepAttention
+) -> torch.Tensor:
+    for layer, rope in zip(layers, ROPES, strict=True):
+        q, k, v = layer.pre_attention(x, *angles[2 * rope : 2 * rope + 2])
+        x = layer.post_attention(x, attend(layer.spec, q, k, v))
+    return x
+
+
+def make_layers(tools: NativeTools, dtype: torch.dtype, log: KernelLog | None = None) -> tuple[NativeFuser, list[Any]]:
+    fuser = NativeFuser(tools, log or KernelLog(), deterministic=False)
+    return fuser, [fuser.layer(make_parts(fuser, dtype, index)) for index in range(NUM_LAYERS)]
+
+
+@pytest.mark.parametrize("level", RUNNABLE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rows", [1, 3, 8])
+def test_one_call_gives_the_bits_of_the_layers_one_by_one(
+    native_tools: Tools, level: str, dtype: torch.dtype, rows: int
+) -> None:
+    tools = native_tools(level)
+    fuser, layers = make_layers(tools, dtype)
+    stack = fuser.stack(layers, ROPES)
+    assert isinstance(stack, NativeStack)
+    x = random(rows, WIDTH, seed=5).to(dtype)
+    angles = [random(rows, 1, HEAD_DIM, seed=20 + i).to(dtype) for i in range(4)]
+    (attend, stored), (plain, expected) = (make_step(tools, dtype, rows) for _ in range(2))
+    before = x.clone()
+    result = stack(x, angles, attend)
+    assert result is not None
+    assert torch.equal(result, one_by_one(layers, x, angles, plain))
+    assert torch.equal(x, before)
+    for ours, theirs in zip(stored.tensors, expected.tensors, strict=True):
+        assert all(map(torch.equal, ours, theirs))
+
+
+def test_it_leaves_the_work_to_the_layers_where_it_cannot_do_it(native_tools: Tools) -> None:
+    tools = native_tools(RUNNABLE[-1])
+    fuser, layers = make_layers(tools, torch.float32)
+    stack = fuser.stack(layers, ROPES)
+    assert stack is not None
+    angles = [random(1, 1, HEAD_DIM, seed=20 + i) for i in range(4)]
+    attend, store = make_step(tools, torch.float32, 1, offers=False)
+    stored = [one.clone() for pair in store.tensors for one in pair]
+    x = random(1, WIDTH, seed=5)
+    assert stack(x, angles, attend) is None
+    assert stack(x, angles, lambda *parts: parts[1]) is None  # a bare function
+    assert all(map(torch.equal, stored, [one for pair in store.tensors for one in pair]))
+    most = layers[0].most_rows + 1
+    many, _ = make_step(tools, torch.float32, 1)
+    assert stack(random(most, WIDTH, seed=5), [one.expand(most, -1, -1) for one in angles], many) is None
+
+
+def test_layers_of_several_shapes_or_makers_are_not_stacked_and_the_log_says_why(native_tools: Tools) -> None:
+    tools, log = native_tools(RUNNABLE[-1]), KernelLog()
+    fuser, layers = make_layers(tools, torch.float32, log)
+    other = fuser.layer(make_parts(fuser, torch.float32, 3, kv_heads=3))
+    assert other is not None
+    assert fuser.stack([*layers, other], (*ROPES, 0)) is None
+    foreign: Any = object()
+    assert fuser.stack([*layers, foreign], (*ROPES, 0)) is None
+    reasons = [reason for one in log.choices if one.operation == "all layers" for _, reason in one.refused]
+    assert reasons == ["its layers have 2 shapes", "another fuser made some of its layers"]
+
+
+def test_calls_for_another_number_of_layers_are_refused(native_tools: Tools) -> None:
+    tools = native_tools(RUNNABLE[-1])
+    fuser, layers = make_layers(tools, torch.float32)
+    stack = fuser.stack(layers, ROPES)
+    assert stack is not None
+
+    class Short:
+        def __call__(self, *parts: Any) -> Any: ...
+
+        def native_calls(self, layers: Any, heads: Any) -> NativeCalls:
+            return NativeCalls(1, [b"x"])
+
+    with pytest.raises(ValueError, match="offers 1 calls for 3 layers"):
+        stack(random(1, WIDTH, seed=5), [random(1, 1, HEAD_DIM, seed=i) for i in range(4)], Short())
