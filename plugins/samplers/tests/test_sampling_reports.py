@@ -11,8 +11,9 @@ import pytest
 import torch
 from sampler_cases import chain, kept, random_logits, random_row, row, step, transformed
 
+from pluglm.kernel.interfaces.sampler import NO_TOKEN
 from pluglm.kernel.sampling_params import SamplingParams
-from pluglm_samplers.drawing import NO_TOKEN, draw, inverse_cdf
+from pluglm_samplers.drawing import draw, inverse_cdf
 from pluglm_samplers.penalties import RepetitionConfig, RepetitionPenalty
 from pluglm_samplers.presets import PRESETS
 

@@ -75,11 +75,12 @@ class Drawer:
         rows = [row for window in windows for row in window.sample_rows()]
         owners = [window.sequence for window in windows for _ in (*window.drafts, 0)]
         raw_RV = logits_RV.clone() if any(row.params.logprobs is not None for row in rows) else None
-        broken, is_all_possible = self._inspect(logits_RV)
+        _close(logits_RV, self._vocab_size)
+        broken, is_all_possible = self._inspect(logits_RV, f"{self._names['step']} gave NaN or infinite logits")
         if any(window.sequence.matcher is not None for window in windows):
             yield from self._mask(logits_RV, windows)
-            broken = _not_finite(_close(logits_RV, self._vocab_size)[1], "the grammar allows no token here") | broken
-            is_all_possible = False
+            masked, is_all_possible = self._inspect(logits_RV, "the grammar allows no token here")
+            broken = masked | broken
         usable = [row for row, owner in enumerate(owners) if row not in broken and owner.status is Status.RUNNING]
         drawn: list[int] | None = None
         if usable:
@@ -92,10 +93,20 @@ class Drawer:
             del found[row]
         return self._verify(found, broken, windows, raw_RV)
 
-    def _inspect(self, logits_RV: torch.Tensor) -> tuple[dict[int, str], bool]:
-        """Rows that nothing can be drawn from, and whether the others give every known id a positive probability."""
-        lowest_R, best_R = _close(logits_RV, self._vocab_size)
-        return _not_finite(best_R, f"{self._names['step']} gave NaN or infinite logits"), NEG_INF not in lowest_R
+    def _inspect(self, logits_RV: torch.Tensor, reason: str) -> tuple[dict[int, str], bool]:
+        """Rows that nothing can be drawn from, and whether the others give every known id a positive probability.
+
+        On the host by numpy, which starts no threads, and row by row only if there is something to find.
+        """
+        known_RV = logits_RV.detach()[:, : self._vocab_size]
+        if known_RV.device.type == "cpu":
+            host_RV = known_RV.numpy()
+            if host_RV.min() > NEG_INF and host_RV.max() < -NEG_INF:  # false for NaN
+                return {}, True
+            lowest_R, best_R = host_RV.min(-1), host_RV.max(-1)
+        else:
+            lowest_R, best_R = torch.stack(torch.aminmax(known_RV, dim=-1)).cpu().numpy()
+        return dict.fromkeys(np.flatnonzero(~np.isfinite(best_R)).tolist(), reason), NEG_INF not in lowest_R
 
     def _mask(self, logits_RV: torch.Tensor, windows: list[Window]) -> Guarded[None]:
         start = 0
@@ -146,24 +157,11 @@ class Drawer:
         return results
 
 
-@torch.inference_mode()
-def _close(logits_RV: torch.Tensor, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """The least and the largest of each row, NaN where there is one; what is beyond the vocabulary goes to -inf.
-
-    On the host by numpy, which starts no threads.
-    """
-    if logits_RV.device.type != "cpu":
-        lowest_R, best_R = torch.stack(torch.aminmax(logits_RV[:, :vocab_size], dim=-1)).cpu().numpy()
-        logits_RV[:, vocab_size:] = NEG_INF
-        return lowest_R, best_R
-    host_RV = logits_RV.detach().numpy()
-    host_RV[:, vocab_size:] = NEG_INF
-    return host_RV[:, :vocab_size].min(-1), host_RV[:, :vocab_size].max(-1)
-
-
-def _not_finite(best_R: np.ndarray, reason: str) -> dict[int, str]:
-    """Rows that nothing can be drawn from."""
-    return {} if np.isfinite(best_R).all() else dict.fromkeys(np.flatnonzero(~np.isfinite(best_R)).tolist(), reason)
+def _close(logits_RV: torch.Tensor, vocab_size: int) -> None:
+    """What is beyond the vocabulary goes to -inf."""
+    if logits_RV.shape[1] > vocab_size:
+        with torch.inference_mode():
+            logits_RV[:, vocab_size:] = NEG_INF
 
 
 @torch.inference_mode()

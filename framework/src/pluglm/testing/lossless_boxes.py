@@ -14,8 +14,8 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Evaluate = Callable[[Ints, Floats], Ints]
 
-NUM_BISECTIONS = 36
-MAX_ROUNDS = 400
+NUM_BISECTIONS = 32
+MAX_BOXES = 4000  # not whole, for each case: rules need hundreds
 LEAST, MOST = 2.0**-53, 1.0 - 2.0**-53  # uniforms are in the open interval
 
 
@@ -29,27 +29,37 @@ class _Boxes(NamedTuple):
 
 
 def measure(evaluate: Evaluate, num_cases: int, num_axes: int, num_codes: int) -> Floats:
-    """The chance of every code, [C, num_codes], each within 2 ** -36 for every box that it has; no randomness.
+    """The chance of every code, [C, num_codes], each within 2 ** -32 for every box that it has; no randomness.
 
-    evaluate: cases [N] and uniforms [N, A] to codes [N]. A box is taken as constant when all its corners agree, so each
-    uniform alone must move the code through its values without coming back to an earlier one, as thresholds and inverse
-    distribution functions do. Any other box is cut where the code changes on an edge.
-    ValueError when there is no end to it: then the codes are not a function of that kind.
+    evaluate: cases [N] and uniforms [N, A] to codes [N]. A box is taken as constant when its corners and its centre
+    agree, so each uniform alone must move the code through its values without coming back to an earlier one, as
+    thresholds and inverse distribution functions do. Any other box is cut where the code changes on an edge.
+    ValueError for codes that are found to be no such function.
     """
     law_CK = np.zeros((num_cases, num_codes))
     boxes = _Boxes(np.arange(num_cases), np.zeros((num_cases, num_axes)), np.ones((num_cases, num_axes)))
     corners_EA = (np.arange(2**num_axes)[:, None] >> np.arange(num_axes)) & 1
-    for _ in range(MAX_ROUNDS):
+    while len(boxes.case_B) <= MAX_BOXES * num_cases:
         points_BEA = np.where(corners_EA, boxes.high_BA[:, None], boxes.low_BA[:, None]).clip(LEAST, MOST)
-        cases = boxes.case_B.repeat(len(corners_EA))
-        codes_BE = evaluate(cases, points_BEA.reshape(len(cases), num_axes)).reshape(-1, len(corners_EA))
+        centre_B1A = (boxes.low_BA[:, None] + boxes.high_BA[:, None]) / 2
+        codes_BE = _evaluate_all(evaluate, boxes.case_B, np.concatenate([points_BEA, centre_B1A], 1))
+        codes_BE, centre_B = codes_BE[:, :-1], codes_BE[:, -1]
         is_whole_B = (codes_BE == codes_BE[:, :1]).all(1)
+        if (centre_B != codes_BE[:, 0])[is_whole_B].any():
+            break
         whole = boxes.chosen(is_whole_B)
         np.add.at(law_CK, (whole.case_B, codes_BE[is_whole_B, 0]), (whole.high_BA - whole.low_BA).prod(1))
         if is_whole_B.all():
             return law_CK
         boxes = _cut(evaluate, boxes.chosen(~is_whole_B), codes_BE[~is_whole_B], points_BEA[~is_whole_B])
-    raise ValueError(f"codes still change after {MAX_ROUNDS} rounds of cutting; they are no step function of uniforms")
+    raise ValueError(
+        "the code is no step function of the uniforms: equal corners around another centre, or no end of boxes"
+    )
+
+
+def _evaluate_all(evaluate: Evaluate, case_B: Ints, points_BPA: Floats) -> Ints:
+    num_points, num_axes = points_BPA.shape[1:]
+    return evaluate(case_B.repeat(num_points), points_BPA.reshape(-1, num_axes)).reshape(-1, num_points)
 
 
 def _cut(evaluate: Evaluate, boxes: _Boxes, codes_BE: Ints, points_BEA: Floats) -> _Boxes:

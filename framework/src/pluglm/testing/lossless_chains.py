@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pluglm.testing.lossless_filters import Filter, Floats, softmax
 from pluglm.testing.lossless_boxes import Ints
+from pluglm.testing.lossless_filters import Filter, Floats, softmax
 
 # C: cases, n: drafts of a case, N: rows, V: vocabulary; contexts of i tokens are numbered in base V
 
@@ -26,7 +26,7 @@ class Chain:
 
     @property
     def num_tokens(self) -> int:
-        return self.target[0].shape[1]
+        return int(self.target[0].shape[1])
 
     def joint(self) -> Floats:
         """The target's law of k + 1 tokens, [V ** (k + 1)]."""
@@ -62,7 +62,8 @@ def drawn(rows_NV: Floats) -> Floats:
 
 def most_likely(rows_NV: Floats) -> Floats:
     """The law of a greedy drafter's next id: one id for certain."""
-    return np.eye(rows_NV.shape[1] + 1)[rows_NV.argmax(1)]
+    law: Floats = np.eye(rows_NV.shape[1] + 1)[rows_NV.argmax(1)]
+    return law
 
 
 def cases(chains: list[Chain], proposes: Proposes) -> Iterator[Cases]:
@@ -73,7 +74,8 @@ def cases(chains: list[Chain], proposes: Proposes) -> Iterator[Cases]:
         paths = paths.reshape(num_tokens**num_drafts, num_drafts)
         contexts = [_context_numbers(paths[:, :length], num_tokens) for length in range(num_drafts + 1)]
         found = [
-            _cases_of(number, chain, paths, contexts, proposes, num_drafts < most) for number, chain in enumerate(chains)
+            _cases_of(number, chain, paths, contexts, proposes, num_drafts < most)
+            for number, chain in enumerate(chains)
         ]
         joined = Cases(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
         if len(joined.chance_C):

@@ -16,7 +16,7 @@ from pluglm.verification import Windows
 
 
 class Tally(NamedTuple):
-    """counts: windows whose k + 1 tokens were these, [V ** (k + 1)]. kept: windows that kept i + 1 drafts or more, [k]."""
+    """counts: windows whose k + 1 tokens were these, [V ** (k + 1)]. kept: those with i + 1 drafts kept or more."""
 
     counts: Ints
     kept: Ints
@@ -58,7 +58,8 @@ def draw_windows(verifier: Verifier, chain: Chain, num_windows: int, seed: int) 
 
 def uniforms(random: np.random.Generator, *shape: int) -> Floats:
     """Midpoints of 2 ** 52 equal parts, in the open interval."""
-    return (random.integers(0, 2**52, shape) + 0.5) * 2.0**-52
+    coins: Floats = (random.integers(0, 2**52, shape).astype(np.float64) + 0.5) * 2.0**-52
+    return coins
 
 
 def _pick(rows_NV: Floats, coins_N: Floats) -> Ints:

@@ -50,8 +50,8 @@ def run_cases(verifier: Verifier, some: Cases, case_N: Ints, coins: Floats, reco
             drafts_D=torch.from_numpy(some.drafts_Cn[case_N].reshape(-1)),
             target_TV=torch.from_numpy(some.target[case_N].astype(np.float32)).flatten(0, 1),
             proposal_DV=draft,
-            coins_D=torch.from_numpy(coins.reshape(-1)),
-            recover_S=torch.from_numpy(recover_N),
+            coins_D=torch.from_numpy(coins.flatten()),
+            recover_S=torch.from_numpy(recover_N.copy()),
         )
     )
     return verdict.num_kept_S.numpy(), verdict.last_S.numpy()
@@ -92,6 +92,7 @@ def _law_of_cases(verifier: Verifier, some: Cases) -> Floats:
 
     def evaluate(case_N: Ints, uniforms: Floats) -> Ints:
         kept_N, last_N = run_cases(verifier, some, case_N, uniforms[:, :num_drafts], uniforms[:, num_drafts])
-        return kept_N * width + last_N
+        codes_N: Ints = kept_N * width + last_N
+        return codes_N
 
     return measure(evaluate, len(some.chance_C), num_drafts + 1, (num_drafts + 1) * width)

@@ -27,7 +27,8 @@ def pick_rest(rest_V: Array, p_V: Array, coin: float) -> int:
 
 
 def one_hot(token: int, width: int) -> Array:
-    return np.eye(width)[token]
+    row_V: Array = np.eye(width)[token]
+    return row_V
 
 
 def reproducible(

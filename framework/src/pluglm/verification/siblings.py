@@ -14,7 +14,7 @@ from pluglm.verification.windows import Windows
 # S: sequences, D: drafts (nodes) of all of them, A: sequences that have a node, V: vocabulary
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class TreeVerdict:
     """row_S: the place of the row that last_S was drawn from, 0 or one more than the node kept last; int64 [S] both."""
 
@@ -87,9 +87,7 @@ def _descend(windows: Windows, parent_D: torch.Tensor) -> torch.Tensor:
 
 def _is_first(keys_D: torch.Tensor) -> torch.Tensor:
     """Whether no entry before it is equal."""
-    if not len(keys_D):
-        return keys_D.bool()
-    _, group_D = keys_D.unique(return_inverse=True)
-    places_D = torch.arange(len(keys_D), device=keys_D.device)
-    first_D = places_D.scatter_reduce(0, group_D, places_D, "amin", include_self=False)
-    return first_D[group_D] == places_D
+    sorted_D, order_D = keys_D.sort(stable=True)
+    is_new_D = torch.ones_like(keys_D, dtype=torch.bool)
+    is_new_D[1:] = sorted_D[1:] != sorted_D[:-1]
+    return torch.empty_like(is_new_D).scatter_(0, order_D, is_new_D)

@@ -11,7 +11,7 @@ import torch
 # S: sequences, D: drafts of all of them, T: target rows (D + S), V: vocabulary
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Windows:
     """S sequences, each with k >= 0 drafts (k may differ) and k + 1 target rows; those of a sequence are consecutive.
 
@@ -85,7 +85,7 @@ class Windows:
         return self.num_drafts_S.scatter_reduce(0, self.owner_D, reach_D, "amin")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Verdict:
     """Of each sequence the first num_kept_S drafts are kept, and last_S comes behind them; both int64 [S]."""
 

@@ -8,13 +8,16 @@ import torch
 # R: rows, V: vocabulary, C: values of a row that are looked at, k: the largest of counts_R or one more, T: tied rows
 
 
+SHORT = 1024  # values of a row, so many rows of which fit into a cache
+
+
 def is_best_by_row(values_RV: torch.Tensor) -> bool:
-    """Whether the host had better take row after row, by numpy: few rows, or too long for a cache to hold many."""
-    return values_RV.device.type == "cpu" and (values_RV.shape[0] <= 4 or values_RV.shape[1] > 1024)
+    """Whether the host had better take row after row, by numpy: few rows, or long ones."""
+    return values_RV.device.type == "cpu" and (values_RV.shape[0] <= 4 or values_RV.shape[1] > SHORT)
 
 
 def sort_best(values_RC: torch.Tensor, count: int) -> torch.Tensor:
-    """best_Rk: the `count` (1 .. C) largest values of each row, largest first.
+    """best_Rk: the `count` (1 .. C) largest values of each row, largest first, NaN before all.
 
     On the host numpy sorts everything, with vector instructions, in a half of the time that torch.topk takes for few.
     """
@@ -23,33 +26,36 @@ def sort_best(values_RC: torch.Tensor, count: int) -> torch.Tensor:
     return torch.from_numpy(np.sort(values_RC.numpy(), axis=-1)[:, : -count - 1 : -1].copy())
 
 
-def keep_best(logits_RV: torch.Tensor, counts_R: torch.Tensor) -> torch.Tensor:
-    """All but the counts_R (int64, 1 .. V) best tokens of each row go to -inf, in place."""
+def keep_best(logits_RV: torch.Tensor, counts_R: torch.Tensor, best_Rk: torch.Tensor | None = None) -> torch.Tensor:
+    """All but the counts_R (int64, 1 .. V) best tokens of each row go to -inf, in place.
+
+    best_Rk: what `sort_best` gives for one more than the largest count, or for V, from who has it already.
+    """
+    if best_Rk is None:
+        best_Rk = sort_best(logits_RV, min(int(counts_R.max()) + 1, logits_RV.shape[1]))
     if logits_RV.device.type == "cpu":
-        _keep_best_on_host(logits_RV.numpy(), counts_R.numpy())
+        _keep_best_on_host(logits_RV.numpy(), best_Rk.numpy(), counts_R.numpy())
         return logits_RV
-    counts_R1, vocab_size = counts_R.unsqueeze(1), logits_RV.shape[1]
-    best_Rk = sort_best(logits_RV, min(int(counts_R.max()) + 1, vocab_size))
+    counts_R1 = counts_R.unsqueeze(1)
     last_R1 = best_Rk.gather(1, counts_R1 - 1)
     next_R1 = best_Rk.gather(1, counts_R1.clamp(max=best_Rk.shape[1] - 1))
-    if bool(((next_R1 == last_R1) & (counts_R1 < vocab_size) & (last_R1 > -torch.inf)).any()):
+    is_cut_R1 = (counts_R1 < logits_RV.shape[1]) & (last_R1 > -torch.inf)
+    if bool(((next_R1 == last_R1) & is_cut_R1).any()):
         return _keep_first_ties(logits_RV, counts_R1, last_R1)
     return drop_below(logits_RV, last_R1)
 
 
-def _keep_best_on_host(logits_RV: np.ndarray, counts_R: np.ndarray) -> None:
-    """keep_best by numpy, which takes less to call and starts no threads."""
-    rows_R, vocab_size = np.arange(len(counts_R)), logits_RV.shape[1]
-    sorted_RV = np.sort(logits_RV, axis=-1)
-    last_R = sorted_RV[rows_R, vocab_size - counts_R]
-    next_R = sorted_RV[rows_R, np.maximum(vocab_size - counts_R - 1, 0)]
+def _keep_best_on_host(logits_RV: np.ndarray, best_Rk: np.ndarray, counts_R: np.ndarray) -> None:
+    """By numpy, which takes less to call and starts no threads."""
+    rows_R = np.arange(len(counts_R))
+    last_R = best_Rk[rows_R, counts_R - 1]
+    next_R = best_Rk[rows_R, np.minimum(counts_R, best_Rk.shape[1] - 1)]
     is_dropped_RV = logits_RV < last_R[:, None]
-    tied = np.flatnonzero((next_R == last_R) & (counts_R < vocab_size) & (last_R > -np.inf))
-    if len(tied):  # more logits of the value of the last one than there is room for
-        logits_TV, last_T1 = logits_RV[tied], last_R[tied, None]
-        is_tied_TV = logits_TV == last_T1
-        room_T1 = counts_R[tied, None] - np.count_nonzero(logits_TV > last_T1, axis=-1, keepdims=True)
-        is_dropped_RV[tied] |= is_tied_TV & (is_tied_TV.cumsum(-1, dtype=np.int32) > room_T1)
+    if ((next_R == last_R) & (last_R > -np.inf)).any():  # logits of the value of the last one, maybe too many of them
+        is_tied_RV = logits_RV == last_R[:, None]
+        room_R = counts_R - (best_Rk == last_R[:, None]).argmax(-1)
+        place_RV = torch.from_numpy(is_tied_RV).cumsum(-1, dtype=torch.int32).numpy()  # numpy takes thrice as long
+        is_dropped_RV |= is_tied_RV & (place_RV > room_R[:, None])
     np.putmask(logits_RV, is_dropped_RV, np.float32(-np.inf))
 
 

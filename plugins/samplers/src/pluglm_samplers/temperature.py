@@ -31,7 +31,7 @@ class Temperature(LogitsStep):
         return params.temperature != 1.0
 
     def apply(self, logits_RV: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
-        temperature_R = np.array([row.params.temperature for row in rows]).clip(max=FLOAT32.max).astype(np.float32)
+        temperature_R = np.minimum([row.params.temperature for row in rows], FLOAT32.max).astype(np.float32)
         if logits_RV.device.type == "cpu":  # numpy has the same arithmetic, takes less to call and starts no threads
             host_RV = logits_RV.numpy()
             with np.errstate(all="ignore"):

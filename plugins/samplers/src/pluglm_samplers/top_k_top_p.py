@@ -10,8 +10,7 @@ from pluglm.kernel.core import SampleRow
 from pluglm.kernel.interfaces.component import ComponentConfig
 from pluglm.kernel.interfaces.sampler import LogitsStep
 from pluglm.kernel.sampling_params import SamplingParams
-from pluglm_samplers.columns import row_sum, wide_column
-from pluglm_samplers.ranking import keep_best
+from pluglm_samplers.ranking import keep_best, sort_best
 from pluglm_samplers.top_p import nucleus_sizes
 
 # R: rows, V: vocabulary
@@ -35,11 +34,10 @@ class TopKTopP(LogitsStep):
         most_R = torch.tensor([self._most(row.params) for row in rows], device=logits_RV.device)
         if all(row.params.top_p == 1.0 for row in rows):
             return keep_best(logits_RV, most_R)
-        top_p_R1 = wide_column((row.params.top_p for row in rows), logits_RV.device)
-        probs_RV = logits_RV.softmax(-1)
-        sizes_R = nucleus_sizes(probs_RV, top_p_R1 * row_sum(probs_RV))
-        sizes_R = sizes_R.where(top_p_R1.squeeze(1) < 1.0, self._vocab_size)
-        return keep_best(logits_RV, torch.minimum(most_R, sizes_R))
+        ranked_RV = sort_best(logits_RV, self._vocab_size)
+        sizes_R = nucleus_sizes(ranked_RV, [row.params.top_p for row in rows])
+        is_open_R = torch.tensor([row.params.top_p == 1.0 for row in rows], device=logits_RV.device)
+        return keep_best(logits_RV, torch.minimum(most_R, sizes_R.where(~is_open_R, self._vocab_size)), ranked_RV)
 
     def _most(self, params: SamplingParams) -> int:
         """Tokens that top_k keeps; all when it is off."""

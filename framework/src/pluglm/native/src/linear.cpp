@@ -82,7 +82,9 @@ void block(const Linear<T>& layer, int64_t first, int64_t apart, const T* x_RK, 
 #pragma GCC unroll 4
   for (int turn = 0; turn < TURNS - 1; turn++)  // constant indices only, or the sums would live in memory
     if (k + step <= k_end) add(k, turn), k += step;
+#pragma GCC unroll 4
   for (int turn = 1; turn < TURNS; turn++)
+#pragma GCC unroll 16
     for (int i = 0; i < NUM * WEIGHTS; i++) sums[0][i] += sums[turn][i];
   alignas(64) float totals[NUM * WEIGHTS];
   each_sum<NUM * WEIGHTS>(sums[0], totals);

@@ -103,7 +103,7 @@ template <int COUNT>
 inline void each_sum(vec* values, float* totals) {
 #if defined(__AVX512F__)
 #define PLUGLM_FOLD(PAIRS, LOW, HIGH)                                                                     \
-  for (int i = 0; i < PAIRS; i++) {                                                                       \
+  _Pragma("GCC unroll 8") for (int i = 0; i < PAIRS; i++) {                                                                       \
     const vec a = values[2 * i], b = values[2 * i + 1];                                                   \
     values[i] = __builtin_shufflevector(a, b, LOW) + __builtin_shufflevector(a, b, HIGH);                 \
   }
@@ -123,7 +123,8 @@ inline void each_sum(vec* values, float* totals) {
 #undef PLUGLM_FOLD
 #undef PLUGLM_LIST
 #endif
-  for (int i = 0; i < COUNT; i++) totals[i] = sum(values[i]);
+#pragma GCC unroll 16
+  for (int i = 0; i < COUNT; i++) totals[i] = sum(values[i]);  // constant indices only, or values would live in memory
 }
 
 inline vec select(ivec mask, vec yes, vec no) { return mask ? yes : no; }
