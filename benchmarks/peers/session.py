@@ -1,4 +1,4 @@
-"""One thread count: the bounds, the workers, every case in turns, and the results. Installs nothing."""
+"""One thread count: the workers, every case in turns and its bounds, and the results. Installs nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from peers.bounds import Shape, measure_rates
+from peers.bounds import Rates, Shape, measure_rates
 from peers.cases import Case, interleave
 from peers.driving import Worker, WorkerError
 from peers.environments import variables_of
@@ -38,7 +38,7 @@ def run_session(field: Field, cases: Sequence[Case], threads: int, rounds: int, 
     Workers stay alive while others run, one works at a time; `idle_cores` says what each uses while it waits.
     """
     variables = variables_of(OURS, ENTRANTS[OURS], field.cache, threads)
-    before = measure_rates(threads, variables)
+    measured: list[Rates] = []
     note = functools.partial(console.print, markup=False, highlight=False)
     with ExitStack() as stack:
         failed: dict[str, str] = {}
@@ -55,14 +55,18 @@ def run_session(field: Field, cases: Sequence[Case], threads: int, rounds: int, 
         agreement = _agreement(workers, field.weights.prompt_ids, failed)
         idle = {name: worker.idle_share() for name, worker in workers.items() if name not in failed}
         asks = {name: worker.ask for name, worker in workers.items() if name not in failed}
-        samples = interleave(cases, asks, {name: ENTRANTS[name].batches for name in asks}, rounds, note)
-    rates = before.best(measure_rates(threads, variables))
+        batches = {name: ENTRANTS[name].batches for name in asks}
+        measure = functools.partial(measure_rates, threads, variables)
+        samples = interleave(cases, asks, batches, rounds, note, lambda case: measured.append(measure()))
+        measured.append(measure())
+    # Others on the machine take of its bandwidth what they please, so a case's bounds are those right around it.
+    rates = {case.name: one.best(other) for case, one, other in zip(cases, measured, measured[1:], strict=True)}
     results = summarise(cases, samples, Shape.of(field.weights.config), rates)
     failed |= samples.failed
     _show(console, threads, list(workers), results, rates, agreement, idle, failed)
     load = {name: worker.load_seconds for name, worker in workers.items()}
     return {
-        "threads": threads, "rates": asdict(rates), "cases": results, "aims": bars(results), "failed": failed,
+        "threads": threads, "rates": {name: asdict(one) for name, one in rates.items()}, "cases": results, "aims": bars(results), "failed": failed,
         "same_first_tokens": agreement, "idle_cores": idle, "load_s": load, "fallbacks": fallbacks,
     }  # fmt: skip
 

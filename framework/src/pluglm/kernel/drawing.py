@@ -75,7 +75,9 @@ class Drawer:
         rows = [row for window in windows for row in window.sample_rows()]
         owners = [window.sequence for window in windows for _ in (*window.drafts, 0)]
         raw_RV = logits_RV.clone() if any(row.params.logprobs is not None for row in rows) else None
-        _close(logits_RV, self._vocab_size)
+        if logits_RV.shape[1] > self._vocab_size:
+            with torch.inference_mode():
+                logits_RV[:, self._vocab_size :] = NEG_INF
         broken, is_all_possible = self._inspect(logits_RV, f"{self._names['step']} gave NaN or infinite logits")
         if any(window.sequence.matcher is not None for window in windows):
             yield from self._mask(logits_RV, windows)
@@ -155,13 +157,6 @@ class Drawer:
                 result.num_accepted, row = result.num_accepted + 1, row + 1
             result.error, row = broken.get(row), end
         return results
-
-
-def _close(logits_RV: torch.Tensor, vocab_size: int) -> None:
-    """What is beyond the vocabulary goes to -inf."""
-    if logits_RV.shape[1] > vocab_size:
-        with torch.inference_mode():
-            logits_RV[:, vocab_size:] = NEG_INF
 
 
 @torch.inference_mode()

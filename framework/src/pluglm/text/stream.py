@@ -28,6 +28,7 @@ class TextStream:
     ) -> None:
         self._detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
         self._matcher = StopMatcher(stop, include_stop=include_stop)
+        self._may_stop = bool(stop)
         self._num_unstoppable = min_tokens  # tokens still to come before one may complete a stop
 
     @property
@@ -37,8 +38,10 @@ class TextStream:
 
     def push(self, token_id: int) -> TextDelta:
         """The text released by the next token. After a stop every delta is empty."""
-        self._num_unstoppable -= 1
         text = self._detokenizer.push((token_id,))
+        if not self._may_stop:
+            return TextDelta(text)
+        self._num_unstoppable -= 1
         return TextDelta(*self._matcher.push(text, may_stop=self._num_unstoppable < 0))
 
     def finish(self) -> str:

@@ -63,10 +63,11 @@ def inverse_cdf(probs_RV: torch.Tensor, coins_R: torch.Tensor) -> torch.Tensor:
 
 def _host_inverse_cdfs(probs_RV: torch.Tensor, coins: list[float]) -> np.ndarray:
     """`inverse_cdf` on the host, by as few calls as possible: ids_R."""
-    running_RV = probs_RV.cumsum(-1, dtype=torch.float64).numpy()
+    running_RV: np.ndarray = probs_RV.cumsum(-1, dtype=torch.float64).numpy()
     total_R = running_RV[:, -1]
     target_R = np.minimum(np.array(coins) * total_R, np.nextafter(total_R, 0.0))
-    return (running_RV > target_R[:, None]).argmax(-1)
+    ids_R: np.ndarray = (running_RV > target_R[:, None]).argmax(-1)
+    return ids_R
 
 
 def host_inverse_cdf(probs_V: np.ndarray, coin: float) -> int:

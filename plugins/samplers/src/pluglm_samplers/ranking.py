@@ -54,9 +54,8 @@ def _keep_best_on_host(logits_RV: np.ndarray, best_Rk: np.ndarray, counts_R: np.
     if ((next_R == last_R) & (last_R > -np.inf)).any():  # logits of the value of the last one, maybe too many of them
         is_tied_RV = logits_RV == last_R[:, None]
         room_R = counts_R - (best_Rk == last_R[:, None]).argmax(-1)
-        place_RV = torch.from_numpy(is_tied_RV).cumsum(-1, dtype=torch.int32).numpy()  # numpy takes thrice as long
-        is_dropped_RV |= is_tied_RV & (place_RV > room_R[:, None])
-    np.putmask(logits_RV, is_dropped_RV, np.float32(-np.inf))
+        is_dropped_RV |= is_tied_RV & (is_tied_RV.cumsum(-1, dtype=np.int32) > room_R[:, None])
+    np.copyto(logits_RV, np.float32(-np.inf), where=is_dropped_RV)
 
 
 def drop_below(logits_RV: torch.Tensor, floor_R1: torch.Tensor) -> torch.Tensor:
@@ -64,7 +63,7 @@ def drop_below(logits_RV: torch.Tensor, floor_R1: torch.Tensor) -> torch.Tensor:
     if logits_RV.device.type != "cpu":
         return logits_RV.masked_fill_(logits_RV < floor_R1, -torch.inf)
     host_RV = logits_RV.numpy()  # numpy compares with vector instructions, torch an element at a time
-    np.putmask(host_RV, host_RV < floor_R1.numpy(), np.float32(-np.inf))
+    np.copyto(host_RV, np.float32(-np.inf), where=host_RV < floor_R1.numpy())
     return logits_RV
 
 

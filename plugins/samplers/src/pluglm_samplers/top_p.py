@@ -50,14 +50,14 @@ def nucleus_sizes(ranked_RV: torch.Tensor, top_p: Sequence[float]) -> torch.Tens
     ranked_RV: all logits of a row, the largest first. Of a row without mass it is 1.
     """
     if ranked_RV.device.type != "cpu":
-        running_RV = (ranked_RV - ranked_RV[:, :1]).exp_().cumsum(-1, dtype=torch.float64)
-        mass_R = running_RV[:, -1] * torch.tensor(top_p, dtype=torch.float64, device=ranked_RV.device)
-        return (running_RV[:, :-1] < mass_R.unsqueeze(1)).sum(-1) + 1
+        all_RV = (ranked_RV - ranked_RV[:, :1]).exp_().cumsum(-1, dtype=torch.float64)
+        wanted_R = all_RV[:, -1] * torch.tensor(top_p, dtype=torch.float64, device=ranked_RV.device)
+        return (all_RV[:, :-1] < wanted_R.unsqueeze(1)).sum(-1) + 1
     host_RV = ranked_RV.numpy()
     with np.errstate(invalid="ignore"):  # of rows with infinite logits
         mass_RV = np.exp(host_RV - host_RV[:, :1])
     running_RV = torch.from_numpy(mass_RV).cumsum(-1, dtype=torch.float64).numpy()  # numpy takes three times as long
-    mass_R = running_RV[:, -1] * top_p
+    mass_R = running_RV[:, -1] * np.array(top_p)
     return torch.from_numpy((running_RV >= mass_R[:, None]).argmax(-1) + 1)
 
 

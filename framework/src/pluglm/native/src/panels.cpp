@@ -92,7 +92,7 @@ void gated_panels(Pool& pool, Scratch& scratch, const Linear<bf16>& gate_up, Act
 #else
 
 bool panels_fit(const Linear<bf16>&) { return false; }
-void gated_panels(Pool&, Scratch&, const Linear<bf16>&, Activation, const bf16*, int64_t, bf16*) {}
+void gated_panels(Pool&, Scratch&, const Linear<bf16>&, Activation, const bf16*, int64_t, bf16*) { std::abort(); }
 
 #endif
 
