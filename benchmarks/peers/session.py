@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,7 +61,7 @@ def run_session(field: Field, cases: Sequence[Case], threads: int, rounds: int, 
         samples = interleave(cases, asks, batches, rounds, note, lambda case: measured.append(measure()))
         measured.append(measure())
     # Others on the machine take of its bandwidth what they please, so a case's bounds are those right around it.
-    rates = {case.name: one.best(other) for case, one, other in zip(cases, measured, measured[1:], strict=True)}
+    rates = {case.name: one.best(other) for case, (one, other) in zip(cases, pairwise(measured), strict=True)}
     results = summarise(cases, samples, Shape.of(field.weights.config), rates)
     failed |= samples.failed
     _show(console, threads, list(workers), results, rates, agreement, idle, failed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,16 @@ def test_batches_equal_the_plain_form(name: str, is_drawn: bool, width: int, num
     for seed in (2, 3):
         windows = random_windows(seed, num_sequences, width, is_drawn)
         assert RULES[name](windows).runs(windows) == plain_runs(windows, getattr(reference, name))
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_drafts_that_nothing_was_drawn_from_are_judged_alike(name: str) -> None:
+    """q of 0 at the draft, with p of 0 and without: against the contract, and still no NaN."""
+    windows = random_windows(11, 300, 4, is_drawn=True)
+    others = torch.randint(0, 4, windows.drafts_D.shape, generator=torch.Generator().manual_seed(1))
+    windows = replace(windows, drafts_D=others)
+    assert (windows.proposal_of_drafts() == 0).any()
+    assert RULES[name](windows).runs(windows) == plain_runs(windows, getattr(reference, name))
 
 
 @pytest.mark.parametrize("width", [3, 6])

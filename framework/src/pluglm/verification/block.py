@@ -8,7 +8,7 @@ from pluglm.verification.drawing import draw_last
 from pluglm.verification.token_wise import token
 from pluglm.verification.windows import Verdict, Windows
 
-# S: sequences, D: drafts of all of them, A: sequences that have a draft at a place, V: vocabulary
+# S: sequences, D: drafts of all of them, A: sequences with a draft at a place, B: those with one more, V: vocabulary
 
 
 def block(windows: Windows) -> Verdict:
@@ -24,10 +24,10 @@ def block(windows: Windows) -> Verdict:
     kept_reach_S = reach_S.clone()
     p_D, q_D = windows.target_of_drafts(), windows.proposal_of_drafts()
     for place in range(max(windows.num_drafts, default=0)):
-        ids_A = _on_device([index for index, count in enumerate(windows.num_drafts) if count > place], reach_S)
+        ids_A = windows.having(place)
         draft_A = windows.first_draft_S[ids_A] + place
-        p_A = p_D[draft_A]
-        reach_A = (reach_S[ids_A] * p_A / q_D[draft_A]).clamp_(max=1.0).where(p_A > 0, 0.0)
+        reach_A = reach_S[ids_A] * p_D[draft_A] / q_D[draft_A]
+        reach_A = reach_A.nan_to_num_(nan=0.0, posinf=1.0).clamp_(max=1.0)  # a q of 0, which nothing is drawn from
         reach_S[ids_A] = reach_A
         passes_A = windows.coins_D[draft_A] < _chances(windows, place, ids_A, reach_A)
         num_kept_S[ids_A] = torch.where(passes_A, place + 1, num_kept_S[ids_A])
@@ -37,18 +37,14 @@ def block(windows: Windows) -> Verdict:
 
 def _chances(windows: Windows, place: int, ids_A: torch.Tensor, reach_A: torch.Tensor) -> torch.Tensor:
     """With what chance the prefix that ends with the draft at `place` passes, float64 [A]."""
-    goes_on = [count > place + 1 for count in windows.num_drafts if count > place]
-    if not any(goes_on) or windows.proposal_DV is None:
+    ids_B = windows.having(place + 1)
+    if not len(ids_B) or windows.proposal_DV is None:
         return reach_A
-    on_B = _on_device([index for index, one in enumerate(goes_on) if one], ids_A)
-    reach_B, ids_B = reach_A[on_B], ids_A[on_B]
+    on_B = torch.searchsorted(ids_A, ids_B)
+    reach_B = reach_A[on_B]
     p_BV = windows.target_TV.index_select(0, windows.first_row_S[ids_B] + place + 1)
     q_BV = windows.proposal_DV.index_select(0, windows.first_draft_S[ids_B] + place + 1)
     # cumsum, never sum: how torch splits a sum among threads depends on the number of rows, and so would its bits.
     left_B = (reach_B.unsqueeze(1) * p_BV - q_BV).clamp_(min=0.0).cumsum(-1)[:, -1]
     whole_B = left_B + (1.0 - reach_B)  # in this order: a tiny S is not lost beside 1
     return reach_A.index_copy(0, on_B, (left_B / whole_B).where(whole_B > 0, 1.0))
-
-
-def _on_device(indices: list[int], like: torch.Tensor) -> torch.Tensor:
-    return torch.tensor(indices, dtype=torch.int64, device=like.device)

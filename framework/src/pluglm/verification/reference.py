@@ -56,8 +56,8 @@ def block(p_KV: Array, drafts: Sequence[int], q_KV: Array | None, coins: Sequenc
         return token(p_KV, drafts, None, coins, recover)
     reach, kept, kept_reach = 1.0, 0, 1.0
     for place, (draft, coin) in enumerate(zip(drafts, coins, strict=True)):
-        p, q = p_KV[place][draft], q_KV[place][draft]
-        reach = (min(reach * p / q, 1.0) if q > 0 else 1.0) if p > 0 else 0.0
+        mass, q = reach * p_KV[place][draft], q_KV[place][draft]
+        reach = min(mass / q, 1.0) if q > 0 else float(mass > 0)
         chance = reach
         if place + 1 < len(drafts):
             left = np.cumsum(np.maximum(reach * p_KV[place + 1] - q_KV[place + 1], 0.0))[-1]

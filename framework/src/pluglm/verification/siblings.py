@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from pluglm.verification.drawing import inverse_cdf
@@ -61,10 +62,14 @@ def siblings(windows: Windows, parents: Sequence[int]) -> TreeVerdict:
 def _require_tree(windows: Windows, parents: Sequence[int]) -> None:
     if len(parents) != len(windows.drafts_D):
         raise ValueError(f"parents has {len(parents)} entries for {len(windows.drafts_D)} drafts")
-    places = (place for count in windows.num_drafts for place in range(count))
-    wrong = [one for one in zip(parents, places, strict=True) if not 0 <= one[0] <= one[1]]
-    if wrong:
-        raise ValueError(f"node {wrong[0][1]} has parent {wrong[0][0]}; it must be 0..{wrong[0][1]}, a node before it")
+    counts, given = np.array(windows.num_drafts, dtype=np.int64), np.array(parents, dtype=np.int64)
+    places = np.arange(len(given)) - (counts.cumsum() - counts).repeat(counts)
+    wrong = np.flatnonzero((given < 0) | (given > places))
+    if len(wrong):
+        node = places[wrong[0]]
+        raise ValueError(
+            f"node {node} has parent {given[wrong[0]]}; it must be 0..{node}, the root or a node before it"
+        )
 
 
 def _descend(windows: Windows, parent_D: torch.Tensor) -> torch.Tensor:
@@ -74,8 +79,7 @@ def _descend(windows: Windows, parent_D: torch.Tensor) -> torch.Tensor:
     p_D = windows.target_TV[row_D, windows.drafts_D].double()
     p_D = p_D.where(_is_first(row_D * windows.target_TV.shape[1] + windows.drafts_D), 0.0)
     for place in range(max(windows.num_drafts, default=0)):
-        having = [index for index, count in enumerate(windows.num_drafts) if count > place]
-        ids_A = torch.tensor(having, dtype=torch.int64, device=at_S.device)
+        ids_A = windows.having(place)
         node_A = windows.first_draft_S[ids_A] + place
         at_A, left_A = at_S[ids_A], left_S[ids_A]
         is_tried_A = parent_D[node_A] == at_A

@@ -69,6 +69,11 @@ class Windows:
             if tensor is not None and (tuple(tensor.shape) != shape or tensor.dtype != dtype):
                 raise ValueError(f"{name} is {tuple(tensor.shape)} {tensor.dtype}, expected {shape} {dtype}")
 
+    def having(self, place: int) -> torch.Tensor:
+        """The sequences with a draft at this place, ascending, int64. The host knows them: no device is waited for."""
+        ids = np.flatnonzero(np.array(self.num_drafts, dtype=np.int64) > place)
+        return torch.from_numpy(ids).to(self.target_TV.device)
+
     def target_of_drafts(self) -> torch.Tensor:
         """p of each draft of a chain, float64 [D]."""
         return self.target_TV[self.row_D, self.drafts_D].double()

@@ -37,8 +37,9 @@ class TopP(LogitsStep):
     def apply(self, logits_RV: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
         top_p = [row.params.top_p for row in rows]
         if is_best_by_row(logits_RV):
-            for row, p in enumerate(top_p):
-                keep_nucleus(logits_RV[row], p)
+            with np.errstate(over="ignore"):  # a token too far below the best one has no mass
+                for row, p in enumerate(top_p):
+                    keep_nucleus(logits_RV[row], p)
             return logits_RV
         ranked_RV = sort_best(logits_RV, logits_RV.shape[1])
         return keep_best(logits_RV, nucleus_sizes(ranked_RV, top_p), ranked_RV)
@@ -54,7 +55,7 @@ def nucleus_sizes(ranked_RV: torch.Tensor, top_p: Sequence[float]) -> torch.Tens
         wanted_R = all_RV[:, -1] * torch.tensor(top_p, dtype=torch.float64, device=ranked_RV.device)
         return (all_RV[:, :-1] < wanted_R.unsqueeze(1)).sum(-1) + 1
     host_RV = ranked_RV.numpy()
-    with np.errstate(invalid="ignore"):  # of rows with infinite logits
+    with np.errstate(over="ignore", invalid="ignore"):  # far below the best one, or of a row with infinite logits
         mass_RV = np.exp(host_RV - host_RV[:, :1])
     running_RV = torch.from_numpy(mass_RV).cumsum(-1, dtype=torch.float64).numpy()  # numpy takes three times as long
     mass_R = running_RV[:, -1] * np.array(top_p)
