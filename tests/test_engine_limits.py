@@ -101,7 +101,7 @@ def test_empty_prompt(engine: Engine, prompt: Any) -> None:
 )
 def test_ids_that_are_none(engine: Engine, token: Any, says: str) -> None:
     assert f"prompt {says}" in refused(engine, ids(1, token))
-    if isinstance(token, int) and not isinstance(token, bool):
+    if isinstance(token, int) and not isinstance(token, bool) and token < 2**63:  # params of others cannot be made
         assert f"stop_token_ids {says}" in refused(engine, ids(1), SamplingParams(stop_token_ids=(token,)))
 
 

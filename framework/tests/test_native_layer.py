@@ -14,6 +14,7 @@ from pluglm.kernel.interfaces.model import LayerParts, LayerSpec, Linear
 from pluglm.native.fuser import NativeFuser
 from pluglm.native.isa import LEVELS, missing
 from pluglm.native.layers import ACTIVATIONS
+from pluglm.native.linear import NativeLinear
 from pluglm.native.tools import NativeTools
 
 Tools = Callable[..., NativeTools]
@@ -116,7 +117,7 @@ def test_equals_float64(
     parts = make_parts(native_tools(level), dtype, activation, bias, heads, sandwich)
     fused = NativeFuser(native_tools(level), KernelLog(), deterministic=False).layer(parts)
     assert fused is not None
-    for rows in (1, 2, 19, 300):
+    for rows in (1, 2, 19, 65, 79, 311):
         x = random(rows, WIDTH, seed=6).to(dtype)
         attended = random(rows, HEADS, HEAD_DIM, seed=7).to(dtype)
         angles = random(rows, 1, HEAD_DIM // 2, seed=8)
@@ -129,6 +130,25 @@ def test_equals_float64(
         rest = fused.post_attention(x, attended)
         exact = exact_rest(parts, x.double(), attended.double())
         torch.testing.assert_close(rest.double(), exact, rtol=0, atol=BOUND[dtype])
+
+
+@pytest.mark.parametrize("level", [level for level in RUNNABLE if level == "avx512_bf16"])
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_product_and_gate_in_one_pass_equal_float64(native_tools: Tools, level: str, num_threads: int) -> None:
+    """Of more panels than one thread takes at a time, and of row counts with every remainder."""
+    tools, inner = native_tools(level, num_threads), 1504
+    weight = (random(2 * inner, WIDTH, seed=1) * WIDTH**-0.5).bfloat16()
+    gate_up = NativeLinear(tools, weight, None)
+    assert tools.library.pluglm_panels_fit(gate_up.address)
+    for rows in (1, 2, 3, 7, 15, 25, 70):
+        x = random(rows, WIDTH, seed=rows).bfloat16()
+        got = torch.empty(rows, inner, dtype=torch.bfloat16)
+        kind = ACTIVATIONS["silu"]
+        tools.library.pluglm_gated_product(
+            tools.handle, kind, gate_up.address, x.data_ptr(), rows, got.data_ptr()
+        )
+        gate, up = (x.double() @ weight.double().T).chunk(2, -1)
+        torch.testing.assert_close(got.double(), functional.silu(gate) * up, rtol=2**-8, atol=1e-4)
 
 
 @pytest.mark.parametrize("level", RUNNABLE)

@@ -141,11 +141,16 @@ def test_a_fixed_draft_that_is_certain_is_kept() -> None:
 
 
 def test_block_verification_keeps_a_tiny_remainder() -> None:
-    """r = 1 and S = 1e-20: S / (S + 1 - r) is 1, unless S is added to 1 first."""
-    windows = one_window([[1.0, 0.0], [1e-20, 1.0], [1.0, 0.0]], [0, 1], [[1.0, 0.0], [0.0, 1.0]], 0.999)
-    assert block(windows).num_kept_S.tolist() == [2]
-    windows = one_window([[1.0, 0.0], [1e-20, 0.5], [1.0, 0.0]], [0, 1], [[1.0, 0.0], [0.0, 1.0]], 0.999)
+    """r = 1 and S = 1.5e-16: S / (S + 1 - r) is 1, and would be 0.68 if S were added to 1 first."""
+    windows = one_window([[1.0, 0.0], [1.5e-16, 0.5], [1.0, 0.0]], [0, 1], [[1.0, 0.0], [0.0, 1.0]], 0.999)
     assert block(windows).runs(windows) == [[0, 0]]
+
+
+def test_block_verification_passes_a_prefix_of_0_over_0() -> None:
+    """p = q up to the first draft, then a draft that is refused by rounding alone, with nothing left of (r p - q)+."""
+    q = [float(np.nextafter(np.float32(0.5), np.float32(1.0))), 0.5]
+    windows = one_window([[0.5, 0.5], [0.5, 0.5], [1.0, 0.0]], [1, 0], [[0.5, 0.5], q], MOST)
+    assert block(windows).runs(windows) == [[1, 1]]
 
 
 @pytest.mark.parametrize("is_drawn", [True, False])

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from pluglm.kernel.errors import ComponentFailure
-from pluglm.kernel.interfaces.attention import Attention, GraphAttention, NativeAttention
+from pluglm.kernel.interfaces.attention import Attention, GraphAttention, NativeCallAttention
 from pluglm.kernel.interfaces.kv import KVStore
 from pluglm.kernel.interfaces.model import LayerSpec
 
@@ -17,7 +17,7 @@ from pluglm.kernel.interfaces.model import LayerSpec
 class CheckedAttention:
     """An attention component whose output is checked before the model uses it.
 
-    Has the methods of GraphAttention and of NativeAttention only if the component has them.
+    Has the methods of GraphAttention and of NativeCallAttention only if the component has them.
     """
 
     def __init__(self, attention: Attention, name: str) -> None:
@@ -25,7 +25,7 @@ class CheckedAttention:
         self.plan = attention.plan
         if isinstance(attention, GraphAttention):
             self.static_plan, self.refill = attention.static_plan, attention.refill
-        if isinstance(attention, NativeAttention):
+        if isinstance(attention, NativeCallAttention):
             self.native_calls = attention.native_calls
 
     def run(

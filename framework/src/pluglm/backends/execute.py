@@ -10,7 +10,7 @@ import torch
 
 from pluglm.backends.transfers import sent
 from pluglm.kernel.core import GroupInput, ModelInput
-from pluglm.kernel.interfaces.attention import Attention, AttentionBatch, HeadRows, NativeAttention, NativeCalls
+from pluglm.kernel.interfaces.attention import Attention, AttentionBatch, HeadRows, NativeCallAttention, NativeCalls
 from pluglm.kernel.interfaces.kv import KVStore
 from pluglm.kernel.interfaces.model import LayerSpec, Model
 
@@ -57,7 +57,7 @@ class StepAttention:
     def native_calls(self, layers: Sequence[LayerSpec], heads: HeadRows) -> NativeCalls | None:
         """One call for each layer, all of one function; None where the attention has none to offer."""
         attention = self._attention
-        if not isinstance(attention, NativeAttention):
+        if not isinstance(attention, NativeCallAttention):
             return None
         if not self._plan_of:
             return attention.native_calls(layers, heads, self._plans[0], self._kv)

@@ -1,4 +1,4 @@
-"""A decoder layer around its attention in native calls: two for few rows; for many, torch's products between them."""
+"""A decoder layer around its attention in native calls: two for few rows; for many, most products are torch's."""
 
 from __future__ import annotations
 
@@ -62,6 +62,8 @@ def native_linears(parts: LayerParts) -> dict[str, NativeLinear]:
 class NativeLayer:
     """The FusedLayer of parts that `refusal` accepts. Rounds to the run's dtype between products, and adds in float32.
 
+    Without matrix tiles, many bfloat16 rows are multiplied and gated in one pass, and not rounded in between.
+
     Its plain reference is DecoderLayer on torch.
     """
 
@@ -88,9 +90,8 @@ class NativeLayer:
         self.dtype, self.width = self._qkv.weight_NK.dtype, self._qkv.weight_NK.shape[1]
         self.type_code = DTYPES[self.dtype]
         self.address, self.most_rows = ctypes.addressof(self._struct), min(one.most_rows for one in linears.values())
-        self._in_panels = self.dtype == torch.bfloat16 and not tools.has_tiles
-        if self._in_panels:
-            self._in_panels = bool(tools.library.pluglm_panels_fit(self._gate_up.address))
+        may_gate = self.dtype == torch.bfloat16 and not tools.has_tiles
+        self._in_panels = may_gate and bool(tools.library.pluglm_panels_fit(self._gate_up.address))
         self._kinds = (parts.spec.num_heads, parts.spec.num_kv_heads, parts.spec.num_kv_heads)
         self.heads_shape = (sum(self._kinds), parts.spec.head_dim)
         self.out_shape = (parts.spec.num_heads, parts.spec.head_dim)

@@ -74,7 +74,7 @@ class NativeCalls(NamedTuple):
 
 
 @runtime_checkable
-class NativeAttention(Protocol):
+class NativeCallAttention(Protocol):
     """Optional ability of an Attention: to say what `run` would do as calls that a backend makes by itself."""
 
     def native_calls(self, layers: Sequence[LayerSpec], heads: HeadRows, plan: Any, kv: KVStore) -> NativeCalls | None:

@@ -125,7 +125,8 @@ class FusedStack(Protocol):
     def __call__(
         self, x_TD: torch.Tensor, angles_T1H: Sequence[torch.Tensor], attend: AttentionCall
     ) -> torch.Tensor | None:
-        """Hidden rows behind the last layer. None, with nothing done, where the layers have to run one by one.
+        """Rows behind the last layer, [T, D] in x's dtype; x_TD keeps its values. None, with nothing done, where the
+        layers have to run one by one.
 
         angles_T1H: the cosine and the sine of each rotary embedding in turn.
         """
@@ -165,7 +166,7 @@ class StackFuser(Protocol):
     """Optional ability of a Fuser."""
 
     def stack(self, layers: Sequence[FusedLayer], ropes: Sequence[int]) -> FusedStack | None:
-        """layers: all of a model, of this fuser; ropes: which rotary embedding each uses."""
+        """layers: all of a model, of this fuser; ropes: which rotary embedding each uses. None: they run one by one."""
         ...
 
 

@@ -4,7 +4,7 @@
 
 namespace pluglm {
 
-constexpr int FEW_ROWS = 8;  // from about so many on packed keys are worth it
+constexpr int FEW_ROWS = 8;  // with more of them packed keys are worth it
 
 #if defined(__AVX512BF16__)
 constexpr int PAIRS = 16;  // in a register
@@ -46,10 +46,13 @@ void few_values(const Pair* weights, int64_t stride, const Rows<bf16>& values, i
     if (asks && key % 16 == 0) values.fetch(key + AHEAD, 16);
     const auto* a = (const float*)(values.row(key) + column);
     const auto* b = (const float*)(values.row(std::min(key + 1, values.count - 1)) + column);
-    const __m512i first[2] = {(__m512i)load(a), (__m512i)load(a + PAIRS)};
-    const __m512i second[2] = {(__m512i)load(b), (__m512i)load(b + PAIRS)};
-    const vec pairs[4] = {(vec)_mm512_unpacklo_epi16(first[0], second[0]), (vec)_mm512_unpackhi_epi16(first[0], second[0]),
-                          (vec)_mm512_unpacklo_epi16(first[1], second[1]), (vec)_mm512_unpackhi_epi16(first[1], second[1])};
+    vec pairs[4];
+#pragma GCC unroll 2
+    for (int v = 0; v < 2; v++) {
+      const auto one = (__m512i)load(a + v * PAIRS), other = (__m512i)load(b + v * PAIRS);
+      pairs[2 * v] = (vec)_mm512_unpacklo_epi16(one, other);
+      pairs[2 * v + 1] = (vec)_mm512_unpackhi_epi16(one, other);
+    }
 #pragma GCC unroll 4
     for (int row = 0; row < ROWS; row++)
 #pragma GCC unroll 4
@@ -98,8 +101,8 @@ inline void few_values(const Pair* weights, int64_t stride, int rows, const Rows
 #else
 
 inline bool suits_few(int, int) { return false; }
-inline void few_scores(const Pair*, int64_t, int, const Rows<bf16>&, float*, int64_t) {}
-inline void few_values(const Pair*, int64_t, int, const Rows<bf16>&, float*, int64_t) {}
+inline void few_scores(const Pair*, int64_t, int, const Rows<bf16>&, float*, int64_t) { std::abort(); }
+inline void few_values(const Pair*, int64_t, int, const Rows<bf16>&, float*, int64_t) { std::abort(); }
 
 #endif
 

@@ -1,6 +1,7 @@
 #include "linear.h"
 
 #include <algorithm>
+#include <type_traits>
 
 #include "tiles.h"
 
@@ -10,11 +11,10 @@ namespace {
 
 constexpr int64_t CHUNK_BYTES = 256 << 10;  // shorter runs of weights read more slowly, longer ones share out badly
 
-// How weights are read, by what keeps the most of memory's reads in flight. With tiles (Sapphire Rapids) that is one run
-// of weight rows with a prefetch: without it a quarter of the rate is lost. Elsewhere (Zen 4) it is two runs side by
-// side, which the hardware follows by itself: one loses a tenth, six do too, and a prefetch costs a fifth. With so many
-// rows of x that the weights pass slowly the hardware falls asleep over them, and only a prefetch far ahead into the
-// second cache keeps it awake: twice the rate at 8 rows.
+// How weights are read, by what keeps the most of memory's reads in flight. With tiles (tried on Sapphire Rapids) it is
+// one run of weight rows with a prefetch. Elsewhere (tried on Zen 4) it is two runs side by side, which the hardware
+// follows by itself; a prefetch only slows it down. With so many rows of x that the weights pass slowly the hardware no
+// longer runs ahead, and a prefetch far ahead into the second cache does.
 // ROWS rows of x and OUT weight rows are what the registers hold the sums of.
 #if defined(__AMX_TILE__)
 constexpr int RUNS = 1, OUT = 2, ROWS = 4;
@@ -51,8 +51,8 @@ struct Step<bf16> {
 };
 #endif
 
-// Products of WEIGHTS weight rows, `apart` rows from each other, and NUM rows of x. Each is added up in one order
-// whatever WEIGHTS and NUM are, so which blocks cover the outputs and rows changes no bit.
+// Products of WEIGHTS weight rows, `apart` rows from each other, and NUM rows of x. In float32 each is added up in
+// one order whatever WEIGHTS and NUM are, so which blocks cover the outputs and rows changes no bit.
 template <typename T, int WEIGHTS, int NUM>
 void block(const Linear<T>& layer, int64_t first, int64_t apart, const T* x_RK, float* out_RN) {
   constexpr int TURNS = CHAINS<T, NUM>;
@@ -72,7 +72,10 @@ void block(const Linear<T>& layer, int64_t first, int64_t apart, const T* x_RK, 
     for (int r = 0; r < NUM; r++) {
       const auto x = Step<T>::take(x_RK + r * x_stride + k);
 #pragma GCC unroll 4
-      for (int n = 0; n < WEIGHTS; n++) sums[turn][r * WEIGHTS + n] = Step<T>::add(parts[n], x, sums[turn][r * WEIGHTS + n]);
+      for (int n = 0; n < WEIGHTS; n++) {
+        vec& total = sums[turn][r * WEIGHTS + n];
+        total = Step<T>::add(parts[n], x, total);
+      }
     }
   };
   int64_t k = 0;

@@ -1,4 +1,4 @@
-// x times a row-major weight, for few rows: the weights are streamed once, strictly forward, whatever the number of rows.
+// x times a row-major weight, for few rows: the weights are read from memory once, whatever the number of rows.
 #pragma once
 #include <new>
 

@@ -48,7 +48,8 @@ void* pluglm_map(size_t bytes) {
 
 void pluglm_unmap(void* start, size_t bytes) { munmap(start, (bytes + HUGE - 1) / HUGE * HUGE); }
 
-// Reads all of it once, on all threads. ahead: with a prefetch, which some CPUs need for their best and others lose by.
+// Reads every whole MiB of it once, on all threads. ahead: with a prefetch, which some CPUs need for their best and
+// others lose by.
 // The result keeps the compiler from leaving the reads out.
 uint64_t pluglm_read(Tools* tools, const char* from, size_t bytes, int32_t ahead) {
   constexpr size_t CHUNK = 1 << 20;

@@ -15,7 +15,7 @@ namespace pluglm {
 namespace {
 
 constexpr int OUTPUTS = 16;  // of a panel: so many rows of gate and as many of up
-constexpr int MOST = 12;     // rows of x at once: with two sums each, two weights and a pair of x they fill the registers
+constexpr int MOST = 12;     // rows of x at once: with two sums each, two weights and a pair they fill the registers
 constexpr int64_t CHUNK_BYTES = 256 << 10;
 
 // The panel's weight rows as [inputs / 2][gate, up][OUTPUTS] pairs. Meanwhile those of the next panel are fetched.

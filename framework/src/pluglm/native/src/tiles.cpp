@@ -128,7 +128,7 @@ void tiled_linear(Pool& pool, Scratch& scratch, const Linear<bf16>& layer, const
 
 bool allow_tiles() { return false; }
 bool tiles_fit(const Linear<bf16>&) { return false; }
-void tiled_linear(Pool&, Scratch&, const Linear<bf16>&, const bf16*, int64_t, float*) {}
+void tiled_linear(Pool&, Scratch&, const Linear<bf16>&, const bf16*, int64_t, float*) { std::abort(); }
 
 #endif
 

@@ -97,7 +97,7 @@ inline float sum(vec value) {
   return value[0];
 }
 
-// totals[i] = sum(values[i]), with the same bits. Sixteen of sixteen lanes are turned around as they are added, which
+// totals[i] = sum(values[i]), with the same bits; the values are lost. Sixteen of sixteen lanes are turned around as they are added, which
 // takes a third of the instructions.
 template <int COUNT>
 inline void each_sum(vec* values, float* totals) {
