@@ -67,7 +67,8 @@ def run_session(field: Field, cases: Sequence[Case], threads: int, rounds: int, 
     _show(console, threads, list(workers), results, rates, agreement, idle, failed)
     load = {name: worker.load_seconds for name, worker in workers.items()}
     return {
-        "threads": threads, "rates": {name: asdict(one) for name, one in rates.items()}, "cases": results, "aims": bars(results), "failed": failed,
+        "threads": threads, "rates": {name: asdict(one) for name, one in rates.items()}, "cases": results,
+        "aims": bars(results), "failed": failed,
         "same_first_tokens": agreement, "idle_cores": idle, "load_s": load, "fallbacks": fallbacks,
     }  # fmt: skip
 

@@ -144,9 +144,7 @@ def test_product_and_gate_in_one_pass_equal_float64(native_tools: Tools, level: 
         x = random(rows, WIDTH, seed=rows).bfloat16()
         got = torch.empty(rows, inner, dtype=torch.bfloat16)
         kind = ACTIVATIONS["silu"]
-        tools.library.pluglm_gated_product(
-            tools.handle, kind, gate_up.address, x.data_ptr(), rows, got.data_ptr()
-        )
+        tools.library.pluglm_gated_product(tools.handle, kind, gate_up.address, x.data_ptr(), rows, got.data_ptr())
         gate, up = (x.double() @ weight.double().T).chunk(2, -1)
         torch.testing.assert_close(got.double(), functional.silu(gate) * up, rtol=2**-8, atol=1e-4)
 

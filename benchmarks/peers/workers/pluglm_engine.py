@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from driven_engine import DrivenEngine
+
 from peers.serving import Setup, serve
 
 _MOST_SEQUENCES, _STEP_TOKENS = 32, 2048  # room for the largest batch; a prefill of 1,024 in one step, as peers do

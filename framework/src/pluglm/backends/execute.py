@@ -49,9 +49,7 @@ class StepAttention:
         self._attention, self._plans, self._kv = attention, plans, kv
         self._plan_of = {layer: plan for group, plan in zip(groups, plans, strict=False) for layer in group.layers}
 
-    def __call__(
-        self, layer: LayerSpec, q_TNH: torch.Tensor, k_TKH: torch.Tensor, v_TKH: torch.Tensor
-    ) -> torch.Tensor:
+    def __call__(self, layer: LayerSpec, q_TNH: torch.Tensor, k_TKH: torch.Tensor, v_TKH: torch.Tensor) -> torch.Tensor:
         return self._attention.run(layer, q_TNH, k_TKH, v_TKH, self._plan(layer), self._kv)
 
     def native_calls(self, layers: Sequence[LayerSpec], heads: HeadRows) -> NativeCalls | None:

@@ -79,12 +79,6 @@ class NativeLinear:
         out_RN = torch.empty((x_RK.shape[0], num_outputs), dtype=out_dtype)
         tools = self._tools
         tools.library.pluglm_linear(
-            tools.handle,
-            self._type,
-            self.address,
-            x_RK.data_ptr(),
-            x_RK.shape[0],
-            DTYPES[out_dtype],
-            out_RN.data_ptr(),
+            tools.handle, self._type, self.address, x_RK.data_ptr(), x_RK.shape[0], DTYPES[out_dtype], out_RN.data_ptr()
         )
         return out_RN
