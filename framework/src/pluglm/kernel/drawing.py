@@ -23,7 +23,7 @@ from pluglm.kernel.interfaces.sampler import NO_TOKEN, Sampler
 
 # R: rows of the batch, V: logits per row, W: 32-bit words of a grammar mask
 NEG_INF = float("-inf")
-NOTHING_LEFT = "no token is left to draw; allowed_token_ids, bad_words_ids, min_tokens and grammar must leave one"
+NOTHING_LEFT = "no token is left to draw; token id masks, min_tokens and grammar must leave one, steps give no NaN"
 
 
 @dataclass(slots=True)

@@ -49,7 +49,7 @@ class _Plan(NamedTuple):
 class ChainConfig(ComponentConfig):
     """preset: a named order of steps. steps: an order of one's own, each a name or {use: NAME, ...the step's own keys}.
 
-    steps [] draws from the raw logits.
+    Steps take the place of the preset `default`, and are refused beside another. steps [] draws from the raw logits.
     """
 
     preset: Preset = "default"

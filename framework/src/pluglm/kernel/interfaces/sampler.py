@@ -24,7 +24,7 @@ class Sampler(Component, Protocol):
     """Draws one token a row. A row's token depends on that row alone: never on its neighbours or on earlier calls."""
 
     def sample(self, logits_RV: torch.Tensor, rows: Sequence[SampleRow]) -> list[int]:
-        """logits_RV float32, hard masks already at -inf, every row with a finite entry; it may be changed in place.
+        """logits_RV float32, hard masks already at -inf; it may be changed in place.
 
         Randomness comes only from (row.seed, row.lane, row.position) by a counter-based generator; greedy rows draw
         none. Returns R ids with positive probability; NO_TOKEN for a row that has none, be it all -inf as it comes or
