@@ -145,3 +145,58 @@ def test_an_interrupt_of_the_caller_ends_the_generator_where_it_stands(guard: Gu
     wakes.set()
     wait_settled(slow)
     slow.close()
+
+
+def test_an_interrupt_just_after_the_end_neither_hangs_nor_costs_the_thread(
+    guard: Guard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes when the caller has taken the worker's word that it is done, and nothing will say so again."""
+    first = guard.call("a", threading.get_ident)
+    is_done = guard._is_done
+
+    def interrupted(errand: object) -> bool:
+        is_done(errand)  # type: ignore[arg-type]
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(guard, "_is_done", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            guard.call("a", int)
+    assert guard.call("a", threading.get_ident) == first
+
+
+def test_a_second_interrupt_waits_until_the_engine_stands_still(guard: Guard) -> None:
+    """While the code between the calls waits for a call of its own, nobody may run another generator."""
+    began, events, caller = threading.Event(), list[str](), threading.get_ident()
+
+    def nested() -> None:
+        began.set()
+        time.sleep(0.15)
+        events.append("nested is back")
+
+    def steps() -> Guarded[None]:
+        yield "a", int
+        try:
+            guard.call("b", nested)
+            yield "c", partial(events.append, "went on")
+        finally:
+            events.append("stopped")
+
+    def interrupt() -> None:
+        began.wait()
+        for _ in range(2):
+            time.sleep(0.03)
+            signal.pthread_kill(caller, signal.SIGINT)
+
+    main_handler = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sender = threading.Thread(target=interrupt)
+    sender.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            guard.run(steps())
+    finally:
+        sender.join()
+        signal.signal(signal.SIGINT, main_handler)
+    assert events == ["nested is back", "stopped"]
+    assert guard.call("d", lambda: 4) == 4

@@ -10,6 +10,7 @@ from pluglm.kernel.core import Request, Sequence
 from pluglm.kernel.errors import RequestError
 from pluglm.kernel.guard import Watched
 from pluglm.kernel.interfaces.grammar import Matcher
+from pluglm.kernel.interfaces.logits_params import NOT_IN_SEARCH
 from pluglm.kernel.interfaces.sampler import ParamsChecker
 from pluglm.kernel.interfaces.scheduler import Reject
 from pluglm.kernel.interfaces.search import Walk
@@ -115,17 +116,13 @@ def _new_tokens(request: Request, parts: Parts, name: str) -> int:
 
 def _walk(request: Request, parts: Parts, name: str) -> Walk | None:
     params, search = request.params, parts.search
-    options = params.search
-    if options is None:
+    if (options := params.search) is None:
         return None
     if search is None:
         raise RequestError(f"{name}: asks for a search and none is configured; add `search: {{use: beam}}`")
     if not params.greedy:
         raise RequestError(f"{name}: a search draws nothing; set temperature to 0")
-    keys = ("stop", "stop_token_ids", "grammar", "frequency_penalty", "presence_penalty", "dry_multiplier",
-            "allowed_token_ids", "bad_words_ids", "min_tokens", "logit_bias")  # fmt: skip
-    other = {"logprobs": params.logprobs is not None, "repetition_penalty": params.repetition_penalty != 1.0}
-    if wrong := [key for key, is_set in ({key: getattr(params, key) for key in keys} | other).items() if is_set]:
+    if wrong := [key for key in NOT_IN_SEARCH if getattr(params, key) != type(params).model_fields[key].default]:
         raise RequestError(f"{name}: a search takes no {wrong[0]}; leave it out")
     guard, slot, num_new = parts.guard, parts.names["search"], request.max_new_tokens
     if problem := guard.call(slot, lambda: search.check(options, params.n)):

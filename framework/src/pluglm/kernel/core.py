@@ -228,8 +228,6 @@ class Segment:
     def slots(self, block_size: int, start: int = 0) -> list[int]:
         """Where the keys at positions start .. num_keys are stored."""
         table, stop = self.block_table, self.num_context + self.num_query
-        if stop - start == 1:  # as in every decode, in half of the time
-            return [table[start // block_size] * block_size + start % block_size]
         return [table[p // block_size] * block_size + p % block_size for p in range(start, stop)]
 
 

@@ -61,11 +61,9 @@ class Window(NamedTuple):
 class Drawer:
     """Applies masks, calls the sampler, checks what it gave, verifies drafts; calls plugins through `attempting`."""
 
-    def __init__(
-        self, sampler: Sampler, attempting: Callable[..., Any], names: Mapping[str, str], vocab_size: int
-    ) -> None:
-        self._sampler, self._attempting, self._names = sampler, attempting, names
-        self._vocab_size = vocab_size  # ids the tokenizer knows; the head may have padding rows beyond
+    def __init__(self, sampler: Sampler, attempt: Callable[..., Any], names: Mapping[str, str], num_ids: int) -> None:
+        self._sampler, self._attempting, self._names = sampler, attempt, names
+        self._vocab_size = num_ids  # ids the tokenizer knows; the head may have padding rows beyond
 
     def draw(self, logits_RV: torch.Tensor, windows: list[Window]) -> Guarded[list[Drawn]]:
         """One result per window, without tokens where a plugin failed and `attempting` ended the request.

@@ -145,14 +145,15 @@ class EngineCore:
     ) -> Guarded[ResultT | None]:
         """`attempt` for what is under the guard itself, where it takes no thread of its own."""
         try:
-            result: ResultT = yield self.parts.names[slot], call
-            return result
-        except (ComponentFailure, RequestError) as failure:
+            return (yield self.parts.names[slot], call)  # type: ignore[no-any-return]
+        except (ComponentFailure, RequestError, KeyboardInterrupt) as failure:
+            undo()
+            if isinstance(failure, KeyboardInterrupt):
+                raise
             said = failure if isinstance(failure, ComponentFailure) else f"{self.parts.names[slot]} raised {failure}"
             reason = " ".join(str(said).split())
             logger.warning("%s", reason)
             logger.debug("it was raised here:", exc_info=failure.__cause__ or failure)
-            undo()
             for sequence in list(touched):
                 self.finish(sequence, "error", error=reason)
             return None

@@ -55,7 +55,10 @@ class ComponentFailure(PluglmError):  # noqa: N818 - named for what it reports
 
 def describe(error: BaseException) -> str:
     """One line about an exception: its type unless it is ours, and its message."""
-    text = " ".join(str(error).split())
+    try:
+        text = " ".join(str(error).split())
+    except Exception:  # a plugin's error may not even word itself
+        text = "no message can be had of it"
     return text if isinstance(error, PluglmError) else f"{type(error).__name__}: {text}"
 
 

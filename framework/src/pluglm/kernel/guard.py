@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from queue import SimpleQueue
 from threading import Lock, Thread
 from time import monotonic
@@ -28,7 +29,7 @@ class _Errand:
         self.done, self.claim, self.call = Lock(), Lock(), Lock()  # call: held while one runs
         self.done.acquire()
         self.claim.acquire()
-        self.call_began_s, self.is_stopped = monotonic(), False
+        self.call_began_s, self.is_stopped, self.is_over = monotonic(), False, False
         self.result: Any = None
         self.error: BaseException | None = None
 
@@ -50,6 +51,7 @@ class _Errand:
             self.result = end.value
         except BaseException as raised:  # handed to the caller, whatever it is
             self.error = raised
+        self.is_over = True
         return True
 
 
@@ -87,8 +89,13 @@ class Guard:
                 self._num_idle -= 1
             else:
                 Thread(target=_work, args=(self._errands,), name="pluglm-worker", daemon=True).start()
-            self._errands.put(errand)
-            if self._is_done(errand):
+            try:
+                self._errands.put(errand)
+                is_done = self._is_done(errand)
+            except BaseException as error:
+                self._interrupt(errand, error)
+                raise
+            if is_done:
                 self._num_idle += 1
                 if errand.error is not None:
                     raise errand.error
@@ -98,25 +105,29 @@ class Guard:
 
     def _is_done(self, errand: _Errand) -> bool:
         """Waits; False when a call of it took too long and is abandoned."""
-        try:
-            left_s = self._timeout_s
-            while not errand.done.acquire(timeout=left_s):
-                claim = errand.claim  # before the time, lest a call that begins just now pays for the one before it
-                late_s = monotonic() - errand.call_began_s - self._timeout_s
-                if late_s >= 0 and claim.acquire(blocking=False):
-                    return False
-                left_s = max(-late_s, _CHECK_S)
-            return True
-        except BaseException as error:  # the caller is interrupted, and so is the engine where it stands
-            errand.is_stopped = True
-            while not errand.done.acquire(timeout=_CHECK_S):
-                if errand.claim.acquire(blocking=False):
+        left_s = self._timeout_s
+        while not errand.done.acquire(timeout=left_s):
+            claim = errand.claim  # before the time, lest a call that begins just now pays for the one before it
+            late_s = monotonic() - errand.call_began_s - self._timeout_s
+            if late_s >= 0 and claim.acquire(blocking=False):
+                return False
+            left_s = max(-late_s, _CHECK_S)
+        return True
+
+    def _interrupt(self, errand: _Errand, error: BaseException) -> None:
+        """The caller is interrupted, and so is the engine where it stands. A second interrupt waits for that too.
+
+        It comes to a stop with the call that runs, and at the latest when that call's own calls have come back.
+        """
+        errand.is_stopped = True
+        while not errand.is_over:
+            with suppress(KeyboardInterrupt):
+                if errand.claim.acquire(timeout=_CHECK_S):
                     self._abandoned.append(errand)
                     break
-            else:
-                self._num_idle += 1
-            errand.steps.throw(error)
-            raise
+        else:
+            self._num_idle += 1
+        errand.steps.throw(error)
 
     def explain(self, error: BaseException) -> BaseException:
         """What the engine is told of an error in a call."""
@@ -144,8 +155,7 @@ class Guard:
 
 
 def _alone(component: str, function: Callable[[], ResultT]) -> Guarded[ResultT]:
-    result: ResultT = yield component, function
-    return result
+    return (yield component, function)  # type: ignore[no-any-return]
 
 
 def _outcome(function: Callable[[], Any]) -> tuple[Any, BaseException | None]:

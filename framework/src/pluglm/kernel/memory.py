@@ -84,13 +84,12 @@ class Memory:
             opened.append(self.kv.transaction())
             return change(Watched(opened[0], self._parts.guard, self._parts.names["kv"]))
 
-        def roll_back() -> None:
+        def undo() -> None:
             for transaction in opened:
                 with suppress(RuntimeError):  # an abandoned call may have closed it
                     transaction.rollback()
 
-        undo = partial(self._engine.attempt, "kv", (), roll_back)
-        return (yield from self._engine.attempting(slot, touched, run, undo))
+        return (yield from self._engine.attempting(slot, touched, run, lambda: self._engine.attempt("kv", (), undo)))
 
     def held_tokens(self, sequence_id: int) -> int:
         """Tokens that a sequence's committed KV has room for."""

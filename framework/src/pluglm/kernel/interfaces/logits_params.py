@@ -11,6 +11,12 @@ StrictNumber = Annotated[float, Field(strict=True)]  # takes an int, not "0.5" o
 Finite = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 TokenIds = tuple[Annotated[int, Field(strict=True, ge=-(2**63), lt=2**63)], ...]  # admission knows the vocabulary
 
+# What a search takes no value of: it follows every candidate itself. The truncations draw nothing at temperature 0.
+NOT_IN_SEARCH = (
+    "stop", "stop_token_ids", "grammar", "logprobs", "repetition_penalty", "frequency_penalty", "presence_penalty",
+    "dry_multiplier", "allowed_token_ids", "bad_words_ids", "min_tokens", "logit_bias",
+)  # fmt: skip
+
 
 class LogitsParams(BaseModel):
     """What may happen to the logits of one request. Each default switches its step off; what a step does, it says.
