@@ -57,7 +57,7 @@ class NativeFuser:
         if reason is not None:
             self._log.add(KernelChoice("all layers", "one by one", ((self._name, reason),)))
             return None
-        self._log.add(KernelChoice("all layers", self._name))
+        self._log.add(KernelChoice("all layers", f"{self._name}, under native attention"))
         return NativeStack(self._tools, native, ropes)
 
     def head(self, norm_D: torch.Tensor, eps: float, head: Linear | torch.Tensor) -> FusedHead | None:
