@@ -18,6 +18,7 @@ from trace_tier import TraceTier
 from pluglm.kernel import admission, engine, memory, planner, planning
 from pluglm.kernel.core import CacheKey, Event, Sequence
 from pluglm.kernel.engine import EngineCore
+from pluglm.kernel.guard import Guarded
 from pluglm.kernel.interfaces.scheduler import Skip, Victims
 from pluglm.kernel.memory import Memory
 from pluglm.kernel.planner import PolicyScheduler
@@ -184,8 +185,8 @@ def cancelling_ends_one_lane(patch: Patch) -> None:
 def last_event_comes_twice(patch: Patch) -> None:
     deliver = EngineCore._deliver
 
-    def twice(self: Any) -> list[Event]:
-        events = deliver(self)
+    def twice(self: Any) -> Guarded[list[Event]]:
+        events = yield from deliver(self)
         return events + [one for one in events if one.finish_reason is not None]
 
     patch.setattr(EngineCore, "_deliver", twice)
@@ -244,7 +245,7 @@ def drafts_are_taken_unseen(patch: Patch) -> None:
     draw_all = engine.Drawer.draw
 
     def believe(self: Any, logits_RV: Any, windows: Any) -> Any:
-        results = draw_all(self, logits_RV, windows)
+        results = yield from draw_all(self, logits_RV, windows)
         for window, result in zip(windows, results, strict=True):
             if window.drafts and result.token_ids:
                 result.token_ids[0] = window.drafts[0]

@@ -30,7 +30,7 @@ from pluglm.kernel.core import Budget
 from pluglm.kernel.core import Sequence as Lane
 from pluglm.kernel.engine import EngineCore
 from pluglm.kernel.errors import ComponentFailure, RequestError, describe
-from pluglm.kernel.guard import Watched
+from pluglm.kernel.guard import Guarded, Watched
 from pluglm.kernel.interfaces.component import BuildContext
 from pluglm.kernel.interfaces.drafter import DraftRequest
 from pluglm.kernel.interfaces.kv import KVLayout, PrefixCache
@@ -59,6 +59,20 @@ class InlineGuard:
             raise
         except Exception as error:
             raise ComponentFailure(self.active, f"raised {describe(error)}") from error
+
+    def run(self, steps: Guarded[Any]) -> Any:
+        """The generator to its end, each call made where it stands."""
+        try:
+            wanted = next(steps)
+            while True:
+                try:
+                    result = self.call(*wanted)
+                except (ComponentFailure, RequestError) as failure:
+                    wanted = steps.throw(failure)
+                else:
+                    wanted = steps.send(result)
+        except StopIteration as end:
+            return end.value
 
     def wait_settled(self, share: float) -> None:
         """Nothing to wait for: it takes steps, not seconds."""

@@ -57,6 +57,10 @@ class LogitsParams(BaseModel):
     min_tokens: StrictInt = Field(default=0, ge=0, lt=2**63)
     stop_token_ids: TokenIds = ()
 
+    def __hash__(self) -> int:
+        """By value, which a frozen model with a dictionary in it does not have by itself."""
+        return hash(self.model_dump_json())
+
     @model_validator(mode="after")
     def _dynatemp_ascends(self) -> Self:
         if self.dynatemp_low > self.dynatemp_high:
