@@ -27,12 +27,14 @@ Row = tuple[KernelCase, int, CompileReport]
 
 
 def all_cases(arch: int) -> Iterator[KernelCase]:
-    """The framework's kernels, then those of the attention plugins."""
+    """The framework's kernels, then those of the attention plugins and of the samplers."""
     from pluglm.triton_kernels.cases import elementwise_cases
     from pluglm_attention.triton.cases import usual_cases
+    from pluglm_samplers.triton.cases import sampler_cases
 
     yield from elementwise_cases()
     yield from usual_cases(arch)
+    yield from sampler_cases()
 
 
 def table_of(rows: list[Row]) -> Table:

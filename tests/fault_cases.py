@@ -21,7 +21,7 @@ from pluglm.kernel.core import PlanItem, StepPlan
 from pluglm.kernel.errors import ComponentFailure, KVExhausted, RequestError
 from pluglm.kernel.hooks import Hook, hookimpl
 from pluglm.kernel.interfaces.component import ComponentConfig
-from pluglm.kernel.interfaces.drafter import Drafter
+from pluglm.kernel.interfaces.drafter import Drafter, Proposal
 from pluglm.kernel.interfaces.grammar import Grammar
 from pluglm.kernel.interfaces.scheduler import Reject, Scheduler, Skip, Stop
 from pluglm_attention.naive import NaiveAttention
@@ -36,11 +36,12 @@ BASES = {
     "drafter": """
 class Faulty(Drafter):
     Config = ComponentConfig
-    interface_version = 1
+    interface_version = 2
     def __init__(self, config, context): self.bad = set()
     def propose(self, requests):
         self.bad |= {one.sequence_id for one in requests if one.token_ids[0] == BAD}
-        return [self.one(one) if one.sequence_id in self.bad else [1] for one in requests]
+        return [self.proposal(one) if one.sequence_id in self.bad else Proposal([1]) for one in requests]
+    def proposal(self, request): return Proposal(self.one(request))
     def one(self, request): return [1]
     def observe(self, sequence_id, num_accepted, token_ids): pass
     def release(self, sequence_id): pass

@@ -17,7 +17,7 @@ from pluglm.assembly.registry import KINDS, list_entries, load
 from pluglm.assembly.resolving import SLOTS
 from pluglm.assembly.run_config import EngineConfig, ModelConfig, RunConfig
 from pluglm.kernel.config import Slot
-from pluglm.kernel.sampling_params import SamplingParams
+from pluglm.params import SamplingParams
 
 ROOT = Path(__file__).parents[1]
 FRAMEWORK = ROOT / "framework/src/pluglm"

@@ -18,20 +18,20 @@ from pluglm.kernel.core import Event
 
 ORACLE = """
 from pluglm.kernel.interfaces.component import ComponentConfig
-from pluglm.kernel.interfaces.drafter import Drafter
+from pluglm.kernel.interfaces.drafter import Drafter, Proposal
 
 
 class Oracle(Drafter):
     '''Proposes what follows in `script`, five tokens at a time; longer than any request may become.'''
 
     Config = ComponentConfig
-    interface_version = 1
+    interface_version = 2
 
     def __init__(self, config, context):
         self.script = {}
 
     def propose(self, requests):
-        return [self.script.get(tuple(one.token_ids[:2]), [])[len(one.token_ids):][:min(5, one.max_tokens)]
+        return [Proposal(self.script.get(tuple(one.token_ids[:2]), [])[len(one.token_ids):][:min(5, one.max_tokens)])
                 for one in requests]
 
     def observe(self, sequence_id, num_accepted, token_ids):

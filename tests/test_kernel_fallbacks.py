@@ -13,6 +13,8 @@ from engine_cases import GREEDY, ids
 from pluglm import Engine, RunConfig
 from pluglm.kernel.errors import PluginError
 from pluglm.native import build, isa, threads
+from pluglm.native.build import library_path
+from pluglm.native.isa import LEVELS
 from pluglm.native.tools import NativeTools
 
 PROMPTS = [ids(5, 6, 7, 8, 9), ids(11, 12), ids(*range(20, 60))]
@@ -106,6 +108,31 @@ def test_who_insists_on_native_kernels_is_told_why_there_are_none(
     assert "\n" not in str(caught.value)
 
 
+def test_a_failed_build_is_not_tried_again_until_its_note_is_gone(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    broken_compiler(monkeypatch, tmp_path)
+    calls = tmp_path / "calls"
+    script = tmp_path / "c++"
+    script.write_text(
+        script.read_text().replace("#!/bin/sh\n", f'#!/bin/sh\n[ "$1" = --version ] || echo >> {calls}\n')
+    )
+    first = run(tiny_model)[1]["linear"][1]
+    num_calls = len(calls.read_text())
+    assert num_calls > 0
+    assert f"c++ failed: x.cpp:1: error: no; to try again, delete *.failed in {tmp_path / 'cache'}" in first
+    assert run(tiny_model)[1]["linear"][1] == first
+    assert len(calls.read_text()) == num_calls
+    for note in (tmp_path / "cache").glob("*.failed"):
+        note.unlink()
+    run(tiny_model)
+    assert len(calls.read_text()) > num_calls
+    script.write_text(script.read_text().replace("echo 1.0", "echo 1.1"))  # another compiler
+    num_calls = len(calls.read_text())
+    run(tiny_model)
+    assert len(calls.read_text()) > num_calls
+
+
 def test_float16_has_no_native_kernels(tiny_model: Path) -> None:
     tokens, kernels = run(tiny_model, "float16")
     assert kernels["linear"][0] == "torch"
@@ -127,7 +154,8 @@ def has_compiler() -> None:
 def test_native_kernels_give_the_same_greedy_tokens(tiny_model: Path, torch_tokens: list[list[int]]) -> None:
     tokens, kernels = run(tiny_model, kernels="native")
     assert tokens == torch_tokens
-    assert {kernel.partition(" ")[0] for kernel, _ in kernels.values() if kernel != "torch"} == {"native"}
+    computing = {name: kernel for name, (kernel, _) in kernels.items() if name != "planning"}
+    assert {kernel.partition(" ")[0] for kernel in computing.values() if kernel != "torch"} == {"native"}
     assert {"linear", "decoder layer", "head"} <= set(kernels)
 
 
@@ -156,6 +184,31 @@ def test_one_core_means_one_thread(
         tools: Any = engine.core.parts.runner.backend.tools  # type: ignore[attr-defined]
         assert (tools.num_threads, tools.spin_us) == (1, spin_us)
         assert [list(one.token_ids) for one in engine.generate(PROMPTS, GREEDY)] == torch_tokens
+
+
+@pytest.mark.usefixtures("has_compiler")
+@pytest.mark.parametrize("contents", [b"", b"not a library"])
+def test_a_library_that_does_not_load_is_built_anew(contents: bytes, tmp_path: Path) -> None:
+    library = library_path(LEVELS[-1], tmp_path)
+    library.write_bytes(contents)
+    NativeTools(1, "baseline", cache=tmp_path).close()
+    assert library.read_bytes()[:4] == b"\x7fELF"
+    assert not list(tmp_path.glob("*.failed"))
+
+
+@pytest.mark.usefixtures("has_compiler")
+def test_what_does_not_load_when_it_is_new_is_remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    builds: list[Path] = []
+
+    def build_nothing(compiler: str, level: Any, target: Path) -> None:
+        builds.append(target)
+        target.write_bytes(b"not a library")
+
+    monkeypatch.setattr(build, "_compile", build_nothing)
+    for _ in range(2):
+        with pytest.raises(build.NativeBuildError, match=r"does not load: .*; to try again, delete \*\.failed in"):
+            NativeTools(1, "baseline", cache=tmp_path)
+    assert len(builds) == 2  # the first, and the one that was to mend it
 
 
 @pytest.mark.usefixtures("has_compiler")

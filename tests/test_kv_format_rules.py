@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from pluglm.kernel.interfaces.kv_format import stored_parts
 
 VALUES = 2 * 2 * 2  # of the tiny model: layers, keys and values, kv heads, each of 12 numbers
 PLUGIN = """
+from dataclasses import replace
 from pluglm.backends.cpu import CpuBackend
 from pluglm.kernel.interfaces.component import Capabilities, ComponentConfig
 from pluglm.testing.kv_formats import NibbleKV
@@ -33,6 +35,57 @@ class Quiet(NibbleKV):
 class Raises(NibbleKV):
     def decode(self, codes, scales):
         raise ValueError("no codes today")
+
+
+class NoRow(NibbleKV):
+    def row(self, head_dim):
+        return (head_dim, "int8")
+
+
+class NamesItsTypes(NibbleKV):
+    def row(self, head_dim):
+        return replace(super().row(head_dim), code_dtype="uint8")
+
+
+class Halves(NibbleKV):
+    def row(self, head_dim):
+        return replace(super().row(head_dim), num_codes=head_dim / 2)
+
+
+class StoresNothing(NibbleKV):
+    def row(self, head_dim):
+        return replace(super().row(head_dim), num_codes=0)
+
+
+class Miscounts(NibbleKV):
+    def row(self, head_dim):
+        return replace(super().row(head_dim), num_codes=head_dim)
+
+
+class ForgetsWhatItSaid(NibbleKV):
+    def encode(self, x_TKH):
+        codes, scales = super().encode(x_TKH)
+        return codes, scales.double()
+
+
+class OneHead(NibbleKV):
+    def decode(self, codes, scales):
+        return super().decode(codes, scales)[:, :1]
+
+
+class OneNumber(NibbleKV):
+    def decode(self, codes, scales):
+        return super().decode(codes, scales)[..., :1]
+
+
+class Doubles(NibbleKV):
+    def decode(self, codes, scales):
+        return super().decode(codes, scales).double()
+
+
+class CannotSay(NibbleKV):
+    def row(self, head_dim):
+        raise KeyError(head_dim)
 
 
 class Deaf(NaiveAttention):
@@ -129,6 +182,29 @@ def test_the_native_kernel_is_refused_by_name(tiny_model: Path, attention: str) 
     assert "set attention.kernel: auto" in message
 
 
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("NoRow", "it gave tuple, not KVRow"),
+        ("NamesItsTypes", "code_dtype is 'uint8', not a torch dtype"),
+        ("Halves", "num_codes is 6.0, not a whole number from 1"),
+        ("StoresNothing", "num_codes is 0, not a whole number from 1"),
+        ("Miscounts", "gave codes [1, 1, 6] of torch.uint8 where [1, 1, 12] of torch.uint8 are stored"),
+        ("ForgetsWhatItSaid", "gave scales [1, 1, 2] of torch.float64 where [1, 1, 2] of torch.bfloat16 are stored"),
+        ("CannotSay", "cannot store heads of 12: KeyError: 12"),
+    ],
+)
+@pytest.mark.parametrize("backend", ["cpu", "fake"])
+def test_a_format_that_misstates_what_it_stores_is_refused_by_name(
+    tiny_model: Path, tmp_path: Path, plugin: str, name: str, reason: str, backend: str
+) -> None:
+    with pytest.raises(PluginError) as caught:
+        Engine(run_config(tiny_model, tmp_path, kv_format=f"{plugin}:{name}", backend=backend))
+    assert str(caught.value).startswith(f"kv_format '{plugin}:{name}' (")
+    assert reason in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 def test_a_deterministic_run_takes_formats_that_promise_the_same_bits(
     tiny_model: Path, tmp_path: Path, plugin: str
 ) -> None:
@@ -151,6 +227,21 @@ def test_a_format_that_raises_is_named(tiny_model: Path, tmp_path: Path, plugin:
         assert output.finish_reason == "error"
         assert output.error is not None
         assert f"kv_format '{plugin}:Raises' raised ValueError: no codes today" in output.error
+
+
+@pytest.mark.parametrize("attention", ["naive", "sdpa", "paged"])
+@pytest.mark.parametrize(
+    ("name", "gave"),
+    [("OneHead", r"numbers \[\d+, 1, 12\] of torch.float32"), ("OneNumber", r"numbers \[\d+, 2, 1\]"),
+     ("Doubles", r"numbers \[\d+, 2, 12\] of torch.float64")],
+)  # fmt: skip
+def test_what_a_format_decodes_is_not_broadcast(
+    tiny_model: Path, tmp_path: Path, plugin: str, attention: str, name: str, gave: str
+) -> None:
+    with Engine(run_config(tiny_model, tmp_path, kv_format=f"{plugin}:{name}", attention=attention)) as engine:
+        (output,) = engine.generate(ids(5, 6, 7), GREEDY)
+        assert output.finish_reason == "error"
+        assert re.match(rf"kv_format '{plugin}:{name}' gave {gave}", str(output.error))
 
 
 def test_a_draft_model_is_stored_in_the_format_too(tiny_model: Path, make_tiny_model: Callable[..., Path]) -> None:

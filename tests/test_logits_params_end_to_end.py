@@ -22,6 +22,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "dynamic temperature": {"dynatemp_low": 0.3, "dynatemp_high": 1.5, "dynatemp_exponent": 2.0},
     "truncations": {"top_n_sigma": 2.0, "typical_p": 0.9, "epsilon_cutoff": 0.001, "eta_cutoff": 0.001},
     "xtc": {"xtc_probability": 0.5, "xtc_threshold": 0.05, "temperature": 0.5},
+    "mirostat 1": {"mirostat": 1, "mirostat_tau": 3.0, "mirostat_eta": 0.4},
+    "mirostat 2": {"mirostat": 2, "mirostat_tau": 3.0, "mirostat_eta": 0.4},
     "min_tokens": {"min_tokens": 9, "stop_token_ids": (5, 60), "logit_bias": {5: 6.0, 60: 6.0}},
 }
 

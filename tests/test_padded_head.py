@@ -17,7 +17,7 @@ NUM_PADDING = 13
 PROMPTS = [(9, 41), (60, 61, 62), (7, 7, 7)]
 PARAMS = [
     SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=2),
-    SamplingParams(temperature=1.0, seed=4, max_tokens=12, ignore_eos=True),
+    SamplingParams(temperature=1.0, seed=4, max_tokens=12, ignore_eos=True, prompt_logprobs=3),
     SamplingParams(temperature=0.8, top_k=9, top_p=0.9, min_p=0.01, seed=5, max_tokens=12, ignore_eos=True, logprobs=1),
 ]
 
@@ -36,16 +36,20 @@ def padded(tiny_model: Path, make_tiny_model: Callable[..., Path]) -> Path:
     return folder
 
 
-def answers(model: Path, drafter: Any) -> list[Any]:
-    with Engine.from_config(real_config(model, drafter=drafter)) as engine:
+def answers(model: Path, drafter: Any, preset: str = "default") -> list[Any]:
+    config = real_config(model, drafter=drafter, sampler={"use": "chain", "preset": preset})
+    with Engine.from_config(config) as engine:
         outputs = engine.generate([ids(*prompt) for prompt in PROMPTS], PARAMS)
         assert max(token for output in outputs for token in output.token_ids) < engine.tokenizer.vocab_size
         require_idle(engine)
-    return [(one.token_ids, one.text, one.finish_reason, one.error, logprobs(one)) for one in outputs]
+    return [
+        (one.token_ids, one.text, one.finish_reason, one.error, shown(one.logprobs), shown(one.prompt_logprobs[1:]))
+        for one in outputs
+    ]
 
 
-def logprobs(output: Any) -> list[Any]:
-    return [(one.token_id, one.rank, sorted(one.top), pytest.approx(one.logprob, abs=1e-5)) for one in output.logprobs]
+def shown(logprobs: Any) -> list[Any]:
+    return [(one.token_id, one.rank, sorted(one.top), pytest.approx(one.logprob, abs=1e-5)) for one in logprobs]
 
 
 def test_padding_would_be_drawn(tiny_model: Path, padded: Path) -> None:
@@ -62,3 +66,8 @@ def test_padding_would_be_drawn(tiny_model: Path, padded: Path) -> None:
 @pytest.mark.parametrize("drafter", [None, "ngram"])
 def test_outputs_are_those_of_the_head_without_padding(tiny_model: Path, padded: Path, drafter: Any) -> None:
     assert answers(padded, drafter) == answers(tiny_model, drafter)
+
+
+@pytest.mark.parametrize("preset", ["vllm", "llama.cpp", "joint"])
+def test_other_presets_never_see_padding(tiny_model: Path, padded: Path, preset: str) -> None:
+    assert answers(padded, None, preset) == answers(tiny_model, None, preset)

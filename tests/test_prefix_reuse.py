@@ -218,17 +218,17 @@ def test_a_stop_inside_accepted_drafts_is_a_stop(tiny_model: Path, tmp_path: Pat
     source = """
         from engine_cases import fake_tokens
         from pluglm.kernel.interfaces.component import ComponentConfig
-        from pluglm.kernel.interfaces.drafter import Drafter
+        from pluglm.kernel.interfaces.drafter import Drafter, Proposal
 
         class Right(Drafter):
             Config = ComponentConfig
-            interface_version = 1
+            interface_version = 2
 
             def __init__(self, config, context):
                 pass
 
             def propose(self, requests):
-                return [fake_tokens(one.token_ids, min(3, one.max_tokens), 320) for one in requests]
+                return [Proposal(fake_tokens(one.token_ids, min(3, one.max_tokens), 320)) for one in requests]
 
             def observe(self, sequence_id, num_accepted, token_ids):
                 pass

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from pluglm.kernel.interfaces.component import Capabilities, ComponentConfig
-from pluglm.kernel.interfaces.drafter import DraftRequest
+from pluglm.kernel.interfaces.drafter import ADAPTS, SHARES, DraftRequest, Proposal
 from pluglm.testing.check import run_checks
 from pluglm.testing.common import COMMON
 from pluglm.testing.drafter import drafter_checks
@@ -17,7 +18,7 @@ from pluglm.testing.drafter import drafter_checks
 class LookupDrafter:
     """Proposes what followed the last token where it occurred before. It remembers what it saw, for fixtures."""
 
-    interface_version = 1
+    interface_version = 2
     Config = ComponentConfig
 
     def __init__(self, config: ComponentConfig, context: Any) -> None:
@@ -28,10 +29,10 @@ class LookupDrafter:
     def capabilities(cls, config: Any) -> Capabilities:
         return Capabilities()
 
-    def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
         for request in requests:
             self.seen[request.sequence_id] = self.seen.get(request.sequence_id, 0) + 1
-        return [self.one(request) for request in requests]
+        return [Proposal(self.one(request)) for request in requests]
 
     def one(self, request: DraftRequest) -> list[int]:
         text = request.token_ids
@@ -59,13 +60,15 @@ def changed(change: Any) -> type[LookupDrafter]:
 
 
 class DropsEmptyOnes(LookupDrafter):
-    def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
         found = super().propose(requests)
-        return [one for one in found if one] if len(requests) == 4 and requests[0].token_ids == [17] else found
+        return (
+            [one for one in found if one.token_ids] if len(requests) == 4 and requests[0].token_ids == [17] else found
+        )
 
 
 class TrimsTheText(LookupDrafter):
-    def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
         found = super().propose(requests)
         for request in requests:
             del request.token_ids[-1:]
@@ -94,22 +97,18 @@ class KeepsTheOldText(LookupDrafter):
     def one(self, request: DraftRequest) -> list[int]:
         first = self.texts.setdefault(request.sequence_id, list(request.token_ids))
         same_length = len(first) == len(request.token_ids)
-        return super().one(
-            DraftRequest(
-                sequence_id=request.sequence_id,
-                token_ids=first if same_length else request.token_ids,
-                max_tokens=request.max_tokens,
-            )
-        )
+        return super().one(replace(request, token_ids=first if same_length else request.token_ids))
 
 
 class FirstComesFirst(LookupDrafter):
     """Has time for a lookup only until the sequence with the highest id was served."""
 
-    def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
         found = super().propose(requests)
         backwards = len(requests) == 4 and requests[0].sequence_id == 3 and requests[-1].sequence_id == 0
-        return [*found[:1], *([] for _ in found[1:])] if backwards and len(requests[0].token_ids) == 4 else found
+        return (
+            [*found[:1], *(Proposal([]) for _ in found[1:])] if backwards and len(requests[0].token_ids) == 4 else found
+        )
 
 
 class SharesOutcomes(LookupDrafter):
@@ -182,3 +181,50 @@ def test_every_check_has_a_broken_fixture() -> None:
 def test_a_broken_drafter_fails_exactly_its_check(name: str) -> None:
     report = run_checks(drafter_checks(BROKEN[name]))
     assert report.failed == (name,), str(report)
+
+
+class Shares(SharesOutcomes):
+    @classmethod
+    def capabilities(cls, config: Any) -> Capabilities:
+        return Capabilities(provides=frozenset({SHARES}))
+
+
+def test_one_that_shares_is_not_asked_to_be_as_alone() -> None:
+    report = run_checks(drafter_checks(Shares))
+    assert report.ok, str(report)
+    unasked = {"sequences_do_not_mix", "released_ids_start_afresh"}
+    assert {outcome.name for outcome in report.outcomes} == COMMON | set(BROKEN) - unasked
+
+
+class Adapts(CautiousAfterRefusal):
+    """A refusal of every draft makes the next proposal shorter."""
+
+    @classmethod
+    def capabilities(cls, config: Any) -> Capabilities:
+        return Capabilities(provides=frozenset({ADAPTS}))
+
+    def one(self, request: DraftRequest) -> list[int]:
+        if request.token_ids[-1:] != [250]:
+            return LookupDrafter.one(self, request)
+        return [1, 2, 3][: min(request.max_tokens, 1 if request.sequence_id in self.refused else 3)]
+
+
+class AdaptsWhat(Adapts):
+    """Not only how much."""
+
+    def one(self, request: DraftRequest) -> list[int]:
+        return [7] if request.sequence_id in self.refused else super().one(request)
+
+
+def test_one_that_adapts_may_change_the_length_alone() -> None:
+    assert "outcomes_leave_no_trace" in run_checks(drafter_checks(OnlyShorter)).failed
+    assert run_checks(drafter_checks(Adapts)).failed == ()
+    assert run_checks(drafter_checks(AdaptsWhat)).failed == ("prefixes_after_outcomes",)
+
+
+class OnlyShorter(Adapts):
+    """It does not say so."""
+
+    @classmethod
+    def capabilities(cls, config: Any) -> Capabilities:
+        return Capabilities()

@@ -54,6 +54,12 @@ class DeclaredKV(RoundingKV):
         return CODES
 
 
+class CountsInFractions(RoundingKV):
+    def row(self, head_dim: int) -> KVRow:
+        num_codes: Any = head_dim / 1
+        return KVRow(code_dtype=torch.int8, num_codes=num_codes, scale_dtype=torch.float32, num_scales=1)
+
+
 class MiscountsScales(RoundingKV):
     def row(self, head_dim: int) -> KVRow:
         return KVRow(code_dtype=torch.int8, num_codes=head_dim, scale_dtype=torch.float32, num_scales=2)
@@ -161,6 +167,7 @@ class RoundsTowardsZero(DeclaredKV):
 
 
 BROKEN: dict[str, type[RoundingKV]] = {
+    "row_describes_memory": CountsInFractions,
     "encodes_what_row_says": MiscountsScales,
     "codes_are_integers": StoresFloats,
     "odd_head_dims_work_or_are_refused": DropsTheLastOfOddRows,

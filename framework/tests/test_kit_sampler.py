@@ -32,6 +32,7 @@ GREEDY_NAMES = frozenset(
         "rows_are_not_changed",
         "a_row_without_a_token_gives_no_token_alone",
         "refusals_are_one_line",
+        "final_rows_are_declared",
     }
 )
 
@@ -206,6 +207,13 @@ class DropsTheHighBit(InverseSampler):
         return [seed % 2**63 for seed in seeds], lanes, positions
 
 
+class HidesItsFinalRows(InverseSampler):
+    """It has the method and does not say so; see test_kit_sampler_rows.py for those that say so."""
+
+    def final_rows(self, logits_RV: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
+        return logits_RV.softmax(-1)
+
+
 BROKEN: dict[str, type[InverseSampler]] = {
     "greedy_takes_the_lowest_best_id": LastOfTies,
     "greedy_draws_nothing": NoisyGreedy,
@@ -224,6 +232,7 @@ BROKEN: dict[str, type[InverseSampler]] = {
     "lanes_are_independent": OneLane,
     "positions_are_independent": ReusesPositions,
     "seeds_are_independent": DropsTheHighBit,
+    "final_rows_are_declared": HidesItsFinalRows,
 }
 
 

@@ -194,18 +194,6 @@ def test_a_nan_is_not_lost_and_stays_in_its_sequence(attention: NativeAttention,
     expect_exact(first, layer, chunks[0])
 
 
-def test_store_writes_rows_and_nothing_else(attention: NativeAttention) -> None:
-    """Into views of a larger tensor, whose slots and heads lie apart."""
-    memory = torch.zeros(40, 3, 2, 8)
-    keys, values = memory[:, :2, 0], memory[:, :2, 1]
-    k, v = torch.randn(2, 600, 2, 8, generator=torch.Generator().manual_seed(0))
-    slots = torch.arange(600) % 40
-    attention.store(NewKeys(k[-40:], v[-40:], slots[-40:]), keys, values)
-    assert torch.equal(keys[slots[-40:]], k[-40:])
-    assert torch.equal(values[slots[-40:]], v[-40:])
-    assert not memory[:, 2].any()
-
-
 def test_stores_may_be_views(attention: NativeAttention) -> None:
     layer = spec(4, 2, 64)
     text = make_text(layer, 100)
@@ -213,8 +201,12 @@ def test_stores_may_be_views(attention: NativeAttention) -> None:
     memory[:, :2] = torch.stack((text.k, text.v), dim=2)
     segment = Segment(sequence_id=0, query_start=0, num_query=5, num_context=95, block_table=(0,))
     table = attention.plan([segment], 100)
-    out = attention.attend(layer, text.q[95:], table, memory[:, :2, 0], memory[:, :2, 1])
-    expect_exact(out, layer, Chunk(text, 95, 100))
+    keys, values = memory[:, :2, 0], memory[:, :2, 1]
+    expect_exact(attention.attend(layer, text.q[95:], table, keys, values), layer, Chunk(text, 95, 100))
+    keys[95:], values[95:] = NAN, NAN
+    new = NewKeys(text.k[95:], text.v[95:], torch.arange(95, 100))
+    expect_exact(attention.attend(layer, text.q[95:], table, keys, values, new), layer, Chunk(text, 95, 100))
+    assert torch.isnan(memory[:, 2]).all()
 
 
 def test_refuses_what_it_cannot_compute(attention: NativeAttention) -> None:

@@ -30,6 +30,7 @@ from pluglm.triton_kernels.launching import MOST_FEATURES
 
 HERE = Path(__file__).parent
 FOLDER = HERE / "triton_interpreted"
+BENCHMARKS = HERE.parents[1] / "benchmarks"
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
@@ -38,7 +39,7 @@ def test_in_interpreter() -> None:
     files = sorted(str(file) for file in FOLDER.glob("*_cases.py"))
     assert [Path(file).stem for file in files] == [f"triton_{name}_cases" for name in ("layer", "measure", "model")]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    path = os.pathsep.join((str(FOLDER), str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])))
+    path = os.pathsep.join((str(FOLDER), str(HERE), str(BENCHMARKS), *filter(None, [os.environ.get("PYTHONPATH")])))
     environment |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
     run = subprocess.run(command, env=environment, cwd=FOLDER, capture_output=True, text=True, timeout=300, check=False)

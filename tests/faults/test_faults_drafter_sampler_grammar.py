@@ -28,8 +28,8 @@ from pluglm.kernel.errors import ComponentFailure, RequestError
         ("def one(self, request): return [-1]", "token id -1", True),
         ("def one(self, request): return [1.5]", "token id 1.5", True),
         ("def one(self, request): return ['1']", "token id '1'", True),
-        ("def propose(self, requests): return []", "one list for each of", None),
-        ("def propose(self, requests): return None", "one list for each of", None),
+        ("def propose(self, requests): return []", "one Proposal for each of", None),
+        ("def propose(self, requests): return None", "one Proposal for each of", None),
     ],
 )
 def test_drafter_proposals(case: Any, body: str, says: str, mates_live: bool | None) -> None:
@@ -42,12 +42,79 @@ def test_drafter_proposals(case: Any, body: str, says: str, mates_live: bool | N
         made.check(says, "my part" if "my part" in body else f"drafter {NAMED}", mates_live=mates_live)
 
 
+ROW = "row = torch.full((1, 320), 1 / 320); "
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (ROW + "row[0, 5] = torch.nan", "gave rows that are not probabilities of sum 1"),
+        (ROW + "row[0, 5] = torch.inf", "gave rows that are not probabilities of sum 1"),
+        (ROW + "row[0, 5], row[0, 6] = -1 / 320, 3 / 320", "gave rows that are not probabilities of sum 1"),
+        (ROW + "row *= 1.0001", "gave rows that are not probabilities of sum 1"),
+        (ROW + "row[0, 1], row[0, 2] = 0, 2 / 320", "proposed a token to which its own row gives no probability"),
+        (ROW + "row = row.repeat(2, 1)", "gave rows of (2, 320) torch.float32 on cpu, expected (1, 320)"),
+        (ROW + "row = row[:, :262] * 320 / 262", "gave rows of (1, 262) torch.float32 on cpu, expected (1, 320)"),
+        (ROW + "row = row[0]", "gave rows of (320,) torch.float32 on cpu, expected (1, 320)"),
+        (ROW + "row = row.double()", "gave rows of (1, 320) torch.float64 on cpu, expected (1, 320) torch.float32"),
+        (ROW + "row = row.to('meta')", "gave rows of (1, 320) torch.float32 on meta, expected"),
+        (ROW + "row = row.tolist()", "gave rows that are list, not a tensor"),
+    ],
+)
+def test_drafter_rows(case: Any, body: str, says: str) -> None:
+    """Whatever the rule is: rows that cannot be what drafts were drawn from fail their own request."""
+    made = case("drafter", f"def proposal(self, request):\n    {body}\n    return Proposal([1], row)")
+    made.check(says, f"drafter {NAMED}", mates_live=True)
+
+
+def test_sound_rows_fail_nobody(case: Any) -> None:
+    made = case("drafter", f"def proposal(self, request):\n    {ROW}\n    return Proposal([1], row)")
+    made.require_good(made.run(("bad", [BAD], GREEDY))["bad"], [BAD])
+    require_idle(made.engine)
+
+
+PROCESSED = GREEDY.model_copy(update={"logprobs": 1, "logprobs_mode": "processed"})
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("return probs * torch.nan", "gave final rows that are not probabilities of sum 1"),
+        ("return probs * 1.0001", "gave final rows that are not probabilities of sum 1"),
+        ("return -probs", "gave final rows that are not probabilities of sum 1"),
+        ("return probs[:, :-1]", "gave final rows of (1, 319) torch.float32 on cpu, expected (1, 320)"),
+        ("return probs.double()", "torch.float64 on cpu, expected (1, 320) torch.float32"),
+        ("return probs.tolist()", "gave final rows that are list, not a tensor"),
+        ("return None", "gave final rows that are NoneType, not a tensor"),
+        ("raise ValueError('no rows')", "raised ValueError: no rows"),
+        ("return probs * 0", "drew a token to which its final row gives no probability"),
+        ("return probs.roll(1, 1)", "drew a token to which its final row gives no probability"),
+    ],
+)
+def test_sampler_final_rows(case: Any, body: str, says: str) -> None:
+    made = case(
+        "sampler", f"def final_rows(self, logits, rows):\n    probs = super().final_rows(logits, rows)\n    {body}"
+    )
+    made.require_bad(made.run(("bad", [BAD], PROCESSED))["bad"], f"sampler {NAMED}", says)
+    require_idle(made.engine)
+    made.require_good(made.run(("good", [1, 2], GREEDY))["good"], [1, 2])
+
+
+def test_sampler_that_gives_a_masked_token_a_probability(case: Any) -> None:
+    made = case(
+        "sampler", "def final_rows(self, logits, rows): return torch.full_like(logits, 1 / 320)", grammar="llguidance"
+    )
+    params = PROCESSED.model_copy(update={"grammar": SamplingParams(grammar={"regex": "[a-z]+"}).grammar})
+    made.require_bad(made.run(("bad", [BAD], params))["bad"], f"sampler {NAMED}", "gave a masked token a probability")
+    require_idle(made.engine)
+
+
 def test_drafter_that_keeps_its_list_cannot_change_a_draft_later(case: Any) -> None:
     body = """
     kept = []
     def propose(self, requests):
         for one in self.kept: one.clear()
-        return [self.kept.append([1]) or self.kept[-1] for _ in requests]
+        return [Proposal(self.kept.append([1]) or self.kept[-1]) for _ in requests]
     def observe(self, *args):
         for one in self.kept: one.extend([5] * 400)
     """

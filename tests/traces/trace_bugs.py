@@ -260,7 +260,8 @@ def lanes_draw_alike(patch: Patch) -> None:
 
 
 def chance_has_no_seed(patch: Patch) -> None:
-    patch.setattr(ChaosPolicy, "_random", random.SystemRandom(), raising=False)
+    for dice in ("_random", "_door"):
+        patch.setattr(ChaosPolicy, dice, random.SystemRandom(), raising=False)
     patch.setattr(ChaosPolicy, "__init__", lambda self, config, context: None)
 
 

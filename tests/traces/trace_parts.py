@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from trace_case import Trace
@@ -26,13 +27,15 @@ from trace_model import (
 )
 from trace_tier import TIMEOUT_S, TraceTier
 
+from pluglm.ahead.kv import AheadKV
+from pluglm.ahead.planning import AheadPlanning
 from pluglm.kernel.core import Budget
 from pluglm.kernel.core import Sequence as Lane
 from pluglm.kernel.engine import EngineCore
 from pluglm.kernel.errors import ComponentFailure, RequestError, describe
 from pluglm.kernel.guard import Guarded, Watched
 from pluglm.kernel.interfaces.component import BuildContext
-from pluglm.kernel.interfaces.drafter import DraftRequest
+from pluglm.kernel.interfaces.drafter import DraftRequest, Proposal
 from pluglm.kernel.interfaces.kv import KVLayout, PrefixCache
 from pluglm.kernel.interfaces.model import ModelSpec
 from pluglm.kernel.interfaces.services import TextDelta
@@ -58,7 +61,7 @@ class InlineGuard:
         except (ComponentFailure, RequestError):
             raise
         except Exception as error:
-            raise ComponentFailure(self.active, f"raised {describe(error)}") from error
+            raise self.explain(error) from error
 
     def run(self, steps: Guarded[Any]) -> Any:
         """The generator to its end, each call made where it stands."""
@@ -73,6 +76,13 @@ class InlineGuard:
                     wanted = steps.send(result)
         except StopIteration as end:
             return end.value
+
+    def explain(self, error: BaseException) -> BaseException:
+        if isinstance(error, ComponentFailure | RequestError):
+            return error
+        failure = ComponentFailure(self.active, f"raised {describe(error)}")
+        failure.__cause__ = error
+        return failure
 
     def wait_settled(self, share: float) -> None:
         """Nothing to wait for: it takes steps, not seconds."""
@@ -125,8 +135,8 @@ class ScriptedDrafter:
         self._num_tokens, self._namespace_of = num_tokens, namespace_of
         self.known: set[int] = set()
 
-    def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
-        return [self._draft(one) for one in requests]
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
+        return [Proposal(self._draft(one)) for one in requests]
 
     def _draft(self, request: DraftRequest) -> list[int]:
         self.known.add(request.sequence_id)
@@ -194,8 +204,11 @@ class World:
     namespace_number: Callable[[bytes], int] = namespace_number
 
 
-def build_rig(trace: Trace, world: World | None = None) -> Rig:
-    """A fresh engine for this trace. Raises what the components raise for a config that they refuse."""
+def build_rig(trace: Trace, world: World | None = None, is_ahead: bool = False) -> Rig:
+    """A fresh engine for this trace. Raises what the components raise for a config that they refuse.
+
+    is_ahead: steps are planned while others are computed; the scheduler must be a PlansAhead.
+    """
     world = world or World()
     context, backend = build_context(trace, world.model.spec), world.backend
     choice, guard, recorder = schedulers()[trace.policy], InlineGuard(), Recorder()
@@ -203,7 +216,7 @@ def build_rig(trace: Trace, world: World | None = None) -> Rig:
     kv = kv_class(kv_class.Config(**trace.kv_config), context)
     planner = choice.cls(choice.cls.Config(**trace.policy_config), context)
     is_policy = choice.kind == "scheduling_policy"
-    watched: Any = Watched(kv, guard, "kv")  # type: ignore[arg-type]  # InlineGuard
+    watched: Any = Watched(AheadKV(kv) if is_ahead else kv, guard, "kv")  # type: ignore[arg-type]  # InlineGuard
     drafter = ScriptedDrafter(trace.drafts, lambda one: backend.namespace_of(one)) if trace.drafts else None
     tiers: Any = NoTiers()
     if trace.tier is not None:
@@ -227,6 +240,7 @@ def build_rig(trace: Trace, world: World | None = None) -> Rig:
         names={slot: slot for slot in SLOTS} | {"step": "model"},
         budget=Budget(num_tokens=trace.num_tokens, num_seats=trace.num_seats),
         limits=limits_of(trace),
+        planning=partial(AheadPlanning, scheduler=planner) if is_ahead else None,
         **stand_ins,
     )
     core = EngineCore(parts)

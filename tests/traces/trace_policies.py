@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pluglm.kernel.core import StepPlan
@@ -52,10 +53,10 @@ class ChaosPolicy(SchedulingPolicy):
     Config = SeededConfig
 
     def __init__(self, config: SeededConfig, context: BuildContext) -> None:
-        self._random = random.Random(config.seed)
+        self._random, self._door = random.Random(config.seed), random.Random(config.seed + 1)
 
     def admit(self, request: RequestView, num_waiting: int) -> Accept | Reject:
-        return Reject("bad luck") if self._random.random() < SELDOM else Accept()
+        return Reject("bad luck") if self._door.random() < SELDOM else Accept()
 
     def order_running(self, view: StepView) -> Iterable[int]:
         return self._some(view.running)
@@ -79,6 +80,9 @@ class ChaosPolicy(SchedulingPolicy):
     def on_event(self, event: Event) -> None:
         """Nothing is counted."""
 
+    def checkpoint(self) -> Callable[[], None]:
+        return partial(self._random.setstate, self._random.getstate())
+
     def _some(self, requests: Iterable[RequestView]) -> list[int]:
         found = [one.sequence_id for one in requests if self._random.random() < OFTEN]
         self._random.shuffle(found)
@@ -93,7 +97,8 @@ class ForcedScheduler(Scheduler):
 
     def __init__(self, config: SeededConfig, context: BuildContext) -> None:
         self._random = random.Random(config.seed)
-        self._inner = PolicyScheduler(FcfsPolicy(FcfsConfig(), context))
+        self._policy = FcfsPolicy(FcfsConfig(), context)
+        self._inner = PolicyScheduler(self._policy)
         self._output_at_start: dict[int, int] = {}
 
     def plan(self, view: StepView, budget: Budget, kv: KVTransaction) -> StepPlan:
@@ -120,3 +125,14 @@ class ForcedScheduler(Scheduler):
             offloaded=(*lost["offload"], *plan.offloaded),
             paused=(*lost["pause"], *plan.paused),
         )
+
+    def checkpoint(self) -> Callable[[], None]:
+        restore_policy, state = self._policy.checkpoint(), self._random.getstate()
+        output_at_start = self._output_at_start
+
+        def restore() -> None:
+            restore_policy()
+            self._random.setstate(state)
+            self._output_at_start = output_at_start
+
+        return restore

@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from pluglm.assembly.run_config import RunConfig
     from pluglm.engine import Engine
     from pluglm.kernel.errors import PluglmError
-    from pluglm.kernel.sampling_params import SamplingParams
     from pluglm.outputs import RequestOutput, StreamChunk
+    from pluglm.params import SamplingParams
 
 __all__ = ["Engine", "PluglmError", "RequestOutput", "RunConfig", "SamplingParams", "StreamChunk"]
 
@@ -19,7 +19,7 @@ _HOME = {
     "PluglmError": "pluglm.kernel.errors",
     "RequestOutput": "pluglm.outputs",
     "RunConfig": "pluglm.assembly.run_config",
-    "SamplingParams": "pluglm.kernel.sampling_params",
+    "SamplingParams": "pluglm.params",
     "StreamChunk": "pluglm.outputs",
 }
 

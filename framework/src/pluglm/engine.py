@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
@@ -18,6 +19,8 @@ from pluglm.assembly.memory_plan import MemoryPlan, PlanShown, unseen
 from pluglm.assembly.resolving import ResolvedRun, resolve
 from pluglm.assembly.run_config import RunConfig
 from pluglm.assembly.services import default_services
+from pluglm.asynchronous import each, on_thread
+from pluglm.extras import Extras, require_streamable
 from pluglm.kernel.core import Event, Request
 from pluglm.kernel.engine import EngineCore
 from pluglm.kernel.errors import ComponentFailure, RequestError, TokenizerError
@@ -28,6 +31,7 @@ from pluglm.kv import files
 from pluglm.kv.files import LoadedKV, SavedKV
 from pluglm.kv.tier_set import TierCounts
 from pluglm.outputs import Prompt, RequestOutput, StreamChunk
+from pluglm.params import for_kernel
 from pluglm.prompts import prompt_token_ids
 from pluglm.text.tokenizer import Tokenizer
 
@@ -53,7 +57,9 @@ class Engine:
             self.memory_plan = plan
             planned(plan)
 
-        self._core = EngineCore(build(self.run, default_services(), progress, keep))
+        parts = build(self.run, default_services(), progress, keep)
+        self._extras = Extras(parts)
+        self._core = EngineCore(replace(parts, runner=self._extras.runner))
         self._lock = threading.RLock()
         self._inboxes: dict[str, list[Event]] = {}
         self._next_id = 0
@@ -109,6 +115,7 @@ class Engine:
         deadline_s: seconds from now, after which it ends with `deadline`. salt: only requests of the same salt share
         cached prefixes.
         """
+        require_streamable(params or self.run.config.sampling, is_stream=False)
         options = Options(priority=priority, tenant=tenant, deadline_s=deadline_s, salt=salt)
         return self._submit(prompt, params, request_id, options).request_id
 
@@ -127,9 +134,11 @@ class Engine:
                 raise RequestError(
                     f"request '{request_id}': this id is in use until its events are read; choose another"
                 )
+            asked, options = for_kernel(params, self.tokenizer), self._extras.options(params, options)
             with self._running_hooks():
-                request = self._core.add(request_id, token_ids, params, **options._asdict())
+                request = self._core.add(request_id, token_ids, asked, **options._asdict())
             self._inboxes[request_id] = []
+            self._extras.enter(request, self._core.roster, prompt, params)
             return request
 
     def _new_id(self) -> str:
@@ -201,7 +210,7 @@ class Engine:
     def _deliver(self, events: list[Event]) -> None:
         for event in events:
             if (inbox := self._inboxes.get(event.request_id)) is not None:
-                inbox.append(event)
+                inbox.append(self._extras.dressed(event))
 
     def events(self, request_id: str) -> Iterator[Event]:
         """The events of a request as they come, up to its terminal one. Drives the engine while it waits.
@@ -280,12 +289,15 @@ class Engine:
     def _cancel_dropped(self) -> None:
         while self._dropped:
             request_id = self._dropped.popleft()
+            self._extras.leave(request_id)
             if self._inboxes.pop(request_id, None) is not None and not self._closed:
                 self._core.cancel(request_id)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> ChunkStream:
         """Chunks of a request as they come, options as in submit; leaving the loop cancels it. Raises RequestError."""
-        chunks = self._chunks(self.submit(prompt, params, **options))
+        request_id = options.pop("request_id", None)
+        require_streamable(params or self.run.config.sampling, is_stream=True)
+        chunks = self._chunks(self._submit(prompt, params, request_id, Options(**options)).request_id)
         next(chunks)  # so that it is inside its `finally` even if nobody ever asks for a chunk
         return cast(ChunkStream, chunks)
 
@@ -293,7 +305,7 @@ class Engine:
         """None at once, then the chunks; the request is cancelled when this is closed early."""
         try:
             yield None
-            yield from map(StreamChunk.of, self.events(request_id))
+            yield from map(self._extras.chunk, self.events(request_id))
         finally:
             self._drop(request_id)
 
@@ -312,12 +324,13 @@ class Engine:
     ) -> list[RequestOutput]:
         """generate, given up once `unwanted` is set."""
         todo = as_list(prompts)
-        each = params_list(params, len(todo), self.run.config.sampling)
+        each_params = params_list(params, len(todo), self.run.config.sampling)
         outputs: list[RequestOutput] = []
         try:
-            for prompt, one in zip(todo, each, strict=True):
+            for prompt, one in zip(todo, each_params, strict=True):
                 outputs.append(self._start(prompt, one))
             self._finish(outputs, progress, unwanted)
+            self._extras.complete(outputs, each_params)
         finally:
             for output in outputs:
                 if output.request_id:
@@ -354,22 +367,13 @@ class Engine:
 
     async def agenerate(self, prompts: Prompt | Sequence[Prompt], params: Params = None) -> list[RequestOutput]:
         """generate, without blocking the event loop; cancelling the task cancels the requests."""
-        unwanted = threading.Event()
-        try:
-            return await asyncio.to_thread(self._generate, prompts, params, silent, unwanted)
-        finally:
-            unwanted.set()
+        return await on_thread(partial(self._generate, prompts, params, silent))
 
-    async def astream(
+    def astream(
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Any
     ) -> AsyncIterator[StreamChunk]:
         """stream, without blocking the event loop; closing the iterator cancels the request."""
-        chunks = await asyncio.to_thread(self.stream, prompt, params, **options)
-        try:
-            while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
-                yield chunk
-        finally:
-            await asyncio.to_thread(_close, chunks)
+        return each(partial(self.stream, prompt, params, **options))
 
     def _check_open(self) -> None:
         if self._closed:
@@ -392,8 +396,3 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _close(chunks: ChunkStream) -> None:
-    with suppress(ValueError):  # it is at work on another thread, and ends with its last reference there
-        chunks.close()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Self, TypedDict
+from typing import Any, Self, TypedDict
 
 from pluglm.kernel.core import Event, FinishReason, RequestMetrics, TokenLogprobs
 
@@ -33,7 +34,7 @@ Prompt = str | PromptTokens | Chat | Sequence[Message] | Mapping[str, Sequence[i
 
 @dataclass(slots=True)
 class Completion:
-    """One of the n outputs of a request; lane is its number, 0 to n - 1."""
+    """One of the outputs of a request; lane is its number, from 0."""
 
     lane: int
     token_ids: list[int] = field(default_factory=list)
@@ -42,7 +43,7 @@ class Completion:
     finish_reason: FinishReason | None = None
     stop: str | int | None = None
 
-    def add(self, event: Event) -> None:
+    def add(self, event: Event | StreamChunk) -> None:
         self.token_ids.extend(event.token_ids)
         self.text += event.text
         self.logprobs.extend(event.logprobs)
@@ -55,7 +56,9 @@ class RequestOutput:
 
     token_ids, text, stop, logprobs are those of lane 0; `completions` has all n of them. finish_reason is set when the
     last lane has ended: lane 0's reason when all ended by themselves, else what ended the request. error says why when
-    that is `error` or `refused`; metrics, over all lanes, is None when it was refused at the door.
+    that is `error` or `refused`; metrics, over all lanes, is None when it was refused at the door. prompt_logprobs, if
+    asked for, has one entry a prompt token that was computed, None for the first. With best_of, `completions` has the n
+    best, best first, and what is said of lane 0 holds for the best.
     """
 
     request_id: str
@@ -69,9 +72,10 @@ class RequestOutput:
     metrics: RequestMetrics | None = None
     seed: int | None = None
     completions: list[Completion] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
 
-    def add(self, event: Event) -> None:
-        """Take over what one event of this request says."""
+    def add(self, event: Event | StreamChunk) -> None:
+        """Take over what one event or chunk of this request says."""
         while len(self.completions) <= event.lane:
             self.completions.append(Completion(len(self.completions)))
         self.completions[event.lane].add(event)
@@ -92,6 +96,7 @@ class StreamChunk:
 
     logprobs: one entry a token when the params ask for them. stop: the stop string or token id that ended the lane.
     Of n outputs, lane says which one this is about, and lane_finish_reason is set on the last chunk of each.
+    prompt_logprobs: on the first chunk, when asked for; as in RequestOutput.
     """
 
     request_id: str
@@ -104,6 +109,7 @@ class StreamChunk:
     stop: str | int | None = None
     error: str | None = None
     metrics: RequestMetrics | None = None
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
 
     @classmethod
     def of(cls, event: Event) -> Self:
@@ -120,3 +126,17 @@ class StreamChunk:
             error=event.error,
             metrics=event.metrics,
         )
+
+
+def logprobs_json(entries: Iterable[TokenLogprobs | None]) -> list[dict[str, Any] | None]:
+    """As JSON has them: what is no finite number, which JSON has not, is null."""
+    return [None if one is None else _entry_json(one) for one in entries]
+
+
+def _entry_json(entry: TokenLogprobs) -> dict[str, Any]:
+    top = {token: _number(value) for token, value in entry.top.items()}
+    return {"token_id": entry.token_id, "logprob": _number(entry.logprob), "rank": entry.rank, "top": top}
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None

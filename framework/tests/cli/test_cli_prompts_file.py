@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pluglm.cli.jobs import BadLinesError, read_jobs
 from pluglm.kernel.errors import ConfigError, PluglmError
-from pluglm.kernel.sampling_params import SamplingParams
+from pluglm.params import SamplingParams
 
 SAMPLING = SamplingParams(temperature=0.5, seed=3)
 

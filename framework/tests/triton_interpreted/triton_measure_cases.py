@@ -7,8 +7,7 @@ from itertools import count
 
 import pytest
 import torch
-
-from pluglm.triton_kernels.measure import Shape, copy_rate, measure, workloads
+from row_kernels import Shape, copy_rate, measure, workloads
 
 SHAPE = Shape(num_rows=2, hidden=24, inner=20, heads=4, kv_heads=2, head_dim=6)
 ROW, WEIGHT = 2 * 24 * 4, 24 * 4

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from pluglm.kernel.core import SampleRow
+from pluglm.kernel.interfaces.logits_params import MIROSTAT_REPLACES
 from pluglm.kernel.interfaces.sampler import LogitsStep
 from pluglm.kernel.sampling_params import SamplingParams
 from pluglm_samplers.building import build_step
@@ -86,8 +87,9 @@ def random_params(generator: np.random.Generator, vocab_size: int) -> dict[str, 
     def ids(count: int) -> tuple[int, ...]:
         return tuple(int(one) for one in generator.integers(0, vocab_size, count))
 
+    mirostat = pick(0, 0, 1, 2)
     low, high = pick((0.0, 0.0), (0.2, 1.5), (0.0, 0.8), (1.3, 1.3))
-    return {
+    params = {
         "temperature": pick(1.0, 0.7, 2.5, 0.05),
         "top_k": pick(0, -1, 1, 3, vocab_size, vocab_size + 9),
         "top_p": pick(1.0, 0.9, 0.37, 0.0),
@@ -98,6 +100,9 @@ def random_params(generator: np.random.Generator, vocab_size: int) -> dict[str, 
         "eta_cutoff": pick(0.0, 1e-3, 0.1, 0.6),
         "xtc_probability": pick(0.0, 0.5, 1.0),
         "xtc_threshold": pick(0.1, 0.0, 0.3, 0.6),
+        "mirostat": mirostat,
+        "mirostat_tau": pick(5.0, 0.3, 1.0, 2.0),
+        "mirostat_eta": pick(0.1, 0.0, 0.7),
         "dynatemp_low": low,
         "dynatemp_high": high,
         "dynatemp_exponent": pick(1.0, 0.5, 3.0),
@@ -114,6 +119,7 @@ def random_params(generator: np.random.Generator, vocab_size: int) -> dict[str, 
         "min_tokens": pick(0, 3, 20),
         "stop_token_ids": pick((), ids(1), ids(3)),
     }
+    return params if not mirostat else {name: one for name, one in params.items() if name not in MIROSTAT_REPLACES}
 
 
 def random_row(generator: np.random.Generator, vocab_size: int) -> SampleRow:

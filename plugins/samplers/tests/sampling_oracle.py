@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pluglm.kernel.core import SampleRow
-from pluglm_samplers.randomness import Purpose, uniform
+from pluglm.verification.randomness import Purpose, uniform
 
 Row = NDArray[np.float64]
 Result = tuple[Row, float]  # logits, and how far the nearest comparison was from turning out the other way
@@ -213,12 +213,52 @@ def xtc(logits: Row, row: SampleRow) -> Result:
     return without_top_choices(logits, row.params.xtc_threshold) if fires else (logits, SURE)
 
 
+def zipf_count(logits: Row, mu: float) -> Result:
+    """How many tokens mirostat 1 keeps (a real number still), and the paper's estimate of Zipf's exponent."""
+    probs = sorted((one for one in softmax(logits).tolist() if one > 0), reverse=True)
+    if len(probs) < 2:
+        return np.array([1.0]), SURE
+    top, upper, lower = probs[:100], 0.0, 0.0
+    for rank in range(1, len(top)):
+        step = math.log((rank + 1) / rank)
+        upper, lower = upper + step * math.log(top[rank - 1] / top[rank]), lower + step * step
+    exponent = upper / lower
+    excess = exponent - 1
+    if exponent < 1e-6 or abs(excess) < 1e-6:
+        return np.array([1.0]), 0.0  # a limit: not compared here
+    try:
+        count = ((excess * 2**mu) / (1 - len(probs) ** -excess)) ** (1 / exponent)
+    except OverflowError:
+        count = math.inf
+    return np.array([count]), exponent
+
+
+def surprising(logits: Row, version: int, mu: float) -> Result:
+    """What mirostat keeps of a row at this mu, in bits."""
+    if version == 1:
+        (count,), exponent = zipf_count(logits, mu)
+        size = int(min(max(count, 1.0), len(logits)))
+        margin = min(abs(count - max(size, 2)), abs(count - size - 1)) if count > 1 else abs(count - 2)
+        kept = ranking(logits)[:size]
+        return keep(logits, kept), min(margin / max(1.0, count), exponent) if len(live(logits)) > 1 else SURE
+    bits = {token: -math.log2(p) for token, p in enumerate(softmax(logits).tolist()) if p > 0}
+    least = min(bits.values())
+    kept = [token for token, one in bits.items() if one <= max(mu, least)]
+    return keep(logits, kept), min(abs(one - mu) for one in bits.values()) if mu > least else SURE
+
+
+def mirostat(logits: Row, row: SampleRow) -> Result:
+    """Of the first token of an output."""
+    params = row.params
+    return surprising(logits, params.mirostat, 2 * params.mirostat_tau) if params.mirostat else (logits, SURE)
+
+
 STEPS: dict[str, Callable[[Row, SampleRow], Result]] = {
     one.__name__: one
     for one in (
         allowed_tokens, bad_words, min_tokens, logit_bias, repetition_penalty, frequency_penalty, presence_penalty, dry,
         temperature, dynamic_temperature, top_n_sigma, top_k, top_p, top_k_top_p, min_p, typical_p, epsilon_cutoff,
-        eta_cutoff, xtc,
+        eta_cutoff, xtc, mirostat,
     )
 }  # fmt: skip
 

@@ -36,13 +36,14 @@ def test_rows_are_bitwise_independent_of_their_batch(vocab_size: int) -> None:
 @pytest.mark.parametrize("vocab_size", [17, 40_001])
 def test_transformed_logits_are_bitwise_independent_of_their_batch(vocab_size: int, threads: int) -> None:
     generator = np.random.default_rng(vocab_size)
-    rows = [random_row(generator, vocab_size) for _ in range(6)]
-    logits_RV = random_logits(6, vocab_size, seed=2)
+    rows = [random_row(generator, vocab_size) for _ in range(20)]
+    logits_RV = random_logits(20, vocab_size, seed=2)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         for step in chain(vocab_size)._steps:
             active = [index for index, one in enumerate(rows) if step.is_active(one.params)]
+            assert active
             many_RV = step.apply(logits_RV[active].clone(), [rows[index] for index in active])
             for place, index in enumerate(active):
                 one_RV = step.apply(logits_RV[index : index + 1].clone(), [rows[index]])

@@ -42,6 +42,7 @@ ELSEWHERE: dict[int, tuple[tuple[str, ...], str, str]] = {
         "tests/test_speculation_lossless.py",
         "test_logprobs_are_the_models_own",
     ),
+    22: (("sglang #4097", "vllm #10234", "sonar #183"), "tests/test_prompt_logprobs.py", "test_json_has_no_infinity"),
     23: (
         ("vllm #3574", "vllm #3672", "mlx-knife #68"),
         "framework/tests/test_text_stop.py",
@@ -63,11 +64,10 @@ ELSEWHERE: dict[int, tuple[tuple[str, ...], str, str]] = {
         "tests/test_token_ids_of_requests.py",
         "test_an_id_outside_the_vocabulary_is_refused_by_name",
     ),
+    32: (("vllm #8268", "vllm #42245"), "tests/test_prompt_logprobs.py", "test_a_cached_prefix_is_computed_again"),
 }
 WITHOUT_COUNTERPART: dict[int, tuple[tuple[str, ...], str]] = {
-    19: (("sglang #15481",), "no endpoint: the library's params are the only surface"),
-    22: (("sglang #4097", "vllm #10234", "sonar #183"), "no endpoint that writes log-probabilities"),
-    32: (("vllm #8268", "vllm #42245"), "no log-probabilities of prompts"),
+    19: (("sglang #15481",), "no endpoint: the library's params are the only surface")
 }
 
 

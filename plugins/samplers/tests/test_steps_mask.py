@@ -91,6 +91,10 @@ def test_bias_is_added_and_is_no_mask() -> None:
 
 def test_a_bias_comes_as_json_with_keys_of_text() -> None:
     assert SamplingParams.model_validate_json('{"logit_bias": {"7": -1}}').logit_bias == {7: -1.0}
+    assert SamplingParams(logit_bias={"0": 1, "-12": 2, 3: 4}).logit_bias == {0: 1.0, -12: 2.0, 3: 4.0}  # type: ignore[dict-item]
+    for key in (True, False, 7.0, " 7 ", "7 ", "07", "+7", "-0", "7.0", "1e2", "1_0", "٧", "", "9" * 19, None):
+        with pytest.raises(ValueError, match="logit_bias"):
+            SamplingParams(logit_bias={key: 1.0})  # type: ignore[dict-item]
     for wrong in ({"x": 1.0}, {1: "1"}, {1: math.inf}, {1: math.nan}):
         with pytest.raises(ValueError, match="logit_bias"):
             SamplingParams(logit_bias=wrong)  # type: ignore[arg-type]

@@ -14,10 +14,12 @@ import torch
 from pluglm.kernel.core import Chunk, ModelInput, Segment
 from pluglm.kernel.errors import PluginError
 from pluglm.kernel.interfaces.component import BuildContext
+from pluglm.kernel.interfaces.drafter import DraftRequest
 from pluglm.kernel.interfaces.kv import KVManager
 from pluglm.kernel.interfaces.model import LayerSpec, ModelSpec
 from pluglm.kv.contiguous import ContiguousKV
 from pluglm.kv.paged import PagedKV
+from pluglm.testing.drafter import ids_of
 from pluglm_spec_decode.draft_model import DraftModelDrafter
 
 NUM_TOKENS, NUM_LOGITS = 50, 64  # ids of the tokenizer; rows of the head, whose padding is always the most likely
@@ -159,6 +161,9 @@ class DraftModelBench:
         settings = DraftModelDrafter.Config.model_validate({"model": "small", **config})
         self.drafter = DraftModelDrafter(settings, context)
 
+    def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
+        return ids_of(self.drafter.propose(requests))
+
 
 def paged_kv(num_blocks: int = 200, block_size: int = 4) -> KVManager:
     return PagedKV(PagedKV.Config(block_size=block_size, num_blocks=num_blocks), build_context())
@@ -186,6 +191,11 @@ def make_bench() -> Callable[..., DraftModelBench]:
 @pytest.fixture
 def greedy() -> Callable[[Sequence[int], int], list[int]]:
     return plain_greedy
+
+
+@pytest.fixture
+def scores() -> Callable[[Sequence[int]], list[float]]:
+    return next_scores
 
 
 @pytest.fixture

@@ -25,3 +25,11 @@ def test_draft_model(check: Check) -> None:
 )
 def test_draft_model_that_catches_up_in_small_steps(check: Check) -> None:
     check.run()
+
+
+DRAWS = DraftModelConfig(model="table", draws=True)
+
+
+@pytest.mark.parametrize("check", **cases(drafter_checks(DraftModelDrafter, DRAWS)))
+def test_draft_model_that_draws(check: Check) -> None:
+    check.run()

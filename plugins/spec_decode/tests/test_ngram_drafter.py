@@ -9,14 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from pluglm.kernel.interfaces.drafter import DraftRequest
+from pluglm.testing.drafter import draft_request, ids_of
 from pluglm_spec_decode.ngram import NgramConfig, NgramDrafter
 from pluglm_spec_decode.ngram_search import NgramIndex, plain_search
 
 
 def propose(drafter: NgramDrafter, token_ids: list[int], max_tokens: int = 99, sequence_id: int = 0) -> list[int]:
-    request = DraftRequest(sequence_id=sequence_id, token_ids=token_ids, max_tokens=max_tokens)
-    return drafter.propose([request])[0]
+    return drafter.propose([draft_request(token_ids, sequence_id=sequence_id, max_tokens=max_tokens)])[0].token_ids
 
 
 # Worked by hand: (text, num_tokens, max_ngram, min_ngram) -> proposal
@@ -80,14 +79,14 @@ def test_sequences_do_not_mix_and_release_forgets(plain_context):
             texts.setdefault(sequence_id, []).extend(generator.choices(range(3), k=generator.randint(1, 4)))
         limits = [generator.randint(0, 6) for _ in chosen]
         requests = [
-            DraftRequest(sequence_id=sequence_id, token_ids=list(texts[sequence_id]), max_tokens=limit)
+            draft_request(texts[sequence_id], sequence_id=sequence_id, max_tokens=limit)
             for sequence_id, limit in zip(chosen, limits, strict=True)
         ]
         expected = [
             plain_search(texts[sequence_id], min(4, limit), 3, 1) if limit else []
             for sequence_id, limit in zip(chosen, limits, strict=True)
         ]
-        assert drafter.propose(requests) == expected
+        assert ids_of(drafter.propose(requests)) == expected
         for sequence_id in chosen:
             drafter.observe(sequence_id, 0, texts[sequence_id][-1:])
 

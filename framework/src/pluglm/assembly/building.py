@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, cast
 
 import torch
 
+from pluglm.ahead.choice import plans_ahead
+from pluglm.ahead.kv import AheadKV
+from pluglm.ahead.planning import AheadPlanning
 from pluglm.assembly.checked_attention import CheckedAttention
+from pluglm.assembly.checked_format import CheckedFormat, require_rows
 from pluglm.assembly.hook_calls import HookCaller
 from pluglm.assembly.locating import locate
 from pluglm.assembly.memory_plan import MemoryPlan, PlanShown, unseen
@@ -58,6 +63,7 @@ class _Builder:
         self._slots, self._config = run.slots, run.config
         self.guard = Guard(run.config.engine.plugin_timeout_s)
         self._names = {slot: f"{slot} '{part.entry.name}'" for slot, part in self._slots.items()}
+        self._is_ahead = False
 
     def build(self) -> Parts:
         hooks = HookCaller({name: hook.build() for name, hook in self._run.hooks.items()}, self.guard)
@@ -76,6 +82,7 @@ class _Builder:
             slots = ("attention", "kv", "scheduler", "sampler", "grammar", "drafter", "search")
             built = {slot: self._slots[slot].build(context) for slot in slots if slot in self._slots}
             tiers = self._tiers(context)
+            self._is_ahead = self._plans_ahead(backend, built["scheduler"])
             if (plan := self._plan(family, checkpoint, context, built["kv"], quantizer)) is not None:
                 self._planned(plan)
             runner = self._runner(backend, family, checkpoint, built, make_linear)
@@ -124,7 +131,13 @@ class _Builder:
                 offload_bytes=engine.offload_memory,
                 exits_when_full=engine.when_kv_full == "exit",
             ),
+            verification=engine.verification,
+            planning=partial(AheadPlanning, scheduler=scheduler) if self._is_ahead else None,
         )
+
+    def _plans_ahead(self, backend: Backend, scheduler: Any) -> bool:
+        tiers = {f"kv_tiers.{name}": f"KV tier '{name}'" for name in self._run.kv_tiers}
+        return plans_ahead(self._config.engine.plan_ahead, backend, scheduler, {**self._names, **tiers})
 
     def _tiers(self, context: BuildContext) -> Tiers:
         built = {name: tier.build(context) for name, tier in self._run.kv_tiers.items()}
@@ -148,12 +161,13 @@ class _Builder:
         return cast(Quantizer, part.build(backend.device, getattr(torch, self._config.model.dtype)))
 
     def _built_format(self, backend: Backend) -> KVFormat | None:
-        """Watched, as it works inside the attention. None stores keys and values as they are."""
+        """Checked and watched, as it works inside the attention. None stores keys and values as they are."""
         part = self._slots.get("kv_format")
         if part is None:
             return None
         built = part.build(backend.device, getattr(torch, self._config.model.dtype))
-        return cast(KVFormat, Watched(built, self.guard, self._names["kv_format"]))
+        name = self._names["kv_format"]
+        return cast(KVFormat, Watched(CheckedFormat(built, name), self.guard, name))
 
     def _store(self, backend: Backend, layout: KVLayout, spec: ModelSpec) -> KVStore:
         if self._kv_format is None:
@@ -181,7 +195,9 @@ class _Builder:
 
     def _context(self, spec: ModelSpec, backend: Backend, checkpoint: Checkpoint, max_model_len: int) -> BuildContext:
         config, engine = self._config, self._config.engine
-        value_bytes = getattr(torch, config.model.dtype).itemsize
+        dtype: torch.dtype = getattr(torch, config.model.dtype)
+        if self._kv_format is not None:
+            require_rows(self._kv_format, spec, backend.device, dtype, str(self._slots["kv_format"].entry))
         tokenizer = self._services.load_tokenizer(checkpoint)
         return BuildContext(
             spec=spec,
@@ -192,7 +208,7 @@ class _Builder:
             max_step_tokens=engine.max_step_tokens,
             max_model_len=max_model_len,
             kv_bytes=engine.kv_memory or backend.free_memory() // KV_SHARE,
-            bytes_per_token=sum(token_bytes(one, value_bytes, self._kv_format) for one in spec.layers),
+            bytes_per_token=sum(token_bytes(one, dtype.itemsize, self._kv_format) for one in spec.layers),
             tokenizer=tokenizer,
             eos_token_ids=self._services.eos_token_ids(checkpoint, tokenizer),
             build_runner=lambda model: self._second_runner(backend, model),
@@ -214,7 +230,8 @@ class _Builder:
         model = backend.load_model(family, checkpoint, make_linear, self._progress)
         attention = CheckedAttention(built["attention"], self._names["attention"])
         store = self._store(backend, built["kv"].layout, model.spec)
-        kv: Any = Watched(built["kv"], self.guard, self._names["kv"])
+        manager = AheadKV(built["kv"]) if self._is_ahead else built["kv"]
+        kv: Any = Watched(manager, self.guard, self._names["kv"])
         return ModelRunner(backend, model, Watched(attention, self.guard, self._names["attention"]), kv, store)
 
     def _plan(

@@ -10,13 +10,13 @@ import torch
 
 from pluglm.assembly.memory_plan import MemoryPlan, WeightSizer, attention_bytes, kv_bytes
 from pluglm.assembly.resolving import Resolved
-from pluglm.backends.heap import give_back_free_memory, resident_memory
 from pluglm.kernel.interfaces.backend import Backend
 from pluglm.kernel.interfaces.checkpoint import Checkpoint
 from pluglm.kernel.interfaces.component import BuildContext
 from pluglm.kernel.interfaces.footprint import SizedBackend, SizedModel, SizedQuantizer
 from pluglm.kernel.interfaces.kv import KVLayout
 from pluglm.kernel.interfaces.model import Model
+from pluglm.process_memory import give_back_free_memory, resident_memory
 
 # Code of torch and oneDNN that the first steps bring in, and what these allocate once (torch 2.13 on a CPU).
 FIRST_CALLS = 24 << 20

@@ -24,8 +24,10 @@ from pluglm.kernel.interfaces.component import (
     Capabilities,
     ComponentUser,
 )
+from pluglm.kernel.interfaces.drafter import ROWS
 from pluglm.kernel.interfaces.kv import EvictionLog
 from pluglm.kernel.interfaces.kv_format import FormatBackend
+from pluglm.kernel.interfaces.sampler import FINAL_ROWS
 
 SLOTS: dict[str, tuple[str, ...]] = {
     "backend": ("backend",),
@@ -186,6 +188,7 @@ def _check_combination(config: RunConfig, slots: Mapping[str, Resolved]) -> None
     tags: dict[str, str] = {tag: str(entry) for tag, entry in owners.items()}
     tags |= {f"slot:{slot}": str(part.entry) for slot, part in slots.items()}
     tags[f"dtype:{config.model.dtype}"] = f"model.dtype {config.model.dtype}"
+    tags[f"verification:{config.engine.verification}"] = f"engine.verification: {config.engine.verification}"
     if config.engine.deterministic:
         tags[DETERMINISTIC] = "engine.deterministic"
     for slot, one in capabilities.items():
@@ -197,6 +200,8 @@ def _check_combination(config: RunConfig, slots: Mapping[str, Resolved]) -> None
                 raise IncompatibleError(f"{slots[slot].entry} needs '{tag}', which nothing here provides: {reason}")
     if "kv_format" in slots:
         _check_format(slots, capabilities)
+    if config.engine.verification != "reproducible":
+        _check_verification(config, slots, capabilities)
     if config.engine.when_kv_full != "shrink" and slots["scheduler"].entry.kind == "scheduler":
         raise IncompatibleError(
             f"{slots['scheduler'].entry} cannot run with engine.when_kv_full: {config.engine.when_kv_full}: it plans "
@@ -208,6 +213,28 @@ def _check_combination(config: RunConfig, slots: Mapping[str, Resolved]) -> None
                 raise IncompatibleError(
                     f"{slots[slot].entry} cannot run with engine.deterministic: it does not provide '{BATCH_INVARIANT}'"
                 )
+
+
+def _check_verification(
+    config: RunConfig, slots: Mapping[str, Resolved], capabilities: Mapping[str, Capabilities]
+) -> None:
+    """The other rules need rows of the drafter and of the sampler, and what they draw depends on the batch."""
+    key = f"engine.verification: {config.engine.verification}"
+    if config.engine.deterministic:
+        raise IncompatibleError(
+            f"engine.deterministic cannot run with {key}: how far drafts reach depends on the batch, and with it what "
+            f"a seed gives; leave one of them out"
+        )
+    if "drafter" not in slots:
+        raise IncompatibleError(f"{key} verifies nothing without a drafter; add one that provides '{ROWS}'")
+    for slot, tag, hint in (
+        ("drafter", ROWS, "use one that draws, such as draft_model with draws: true"),
+        ("sampler", FINAL_ROWS, "use another sampler, such as chain"),
+    ):
+        if tag not in capabilities[slot].provides:
+            raise IncompatibleError(
+                f"{slots[slot].entry} cannot run with {key}: it does not provide '{tag}'; {hint}, or leave the key out"
+            )
 
 
 def _check_format(slots: Mapping[str, Resolved], capabilities: Mapping[str, Capabilities]) -> None:

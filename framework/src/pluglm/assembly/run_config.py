@@ -14,7 +14,7 @@ from pluglm.assembly.validation import validate
 from pluglm.kernel.config import Slot
 from pluglm.kernel.errors import ConfigError
 from pluglm.kernel.planner import WhenFull
-from pluglm.kernel.sampling_params import SamplingParams
+from pluglm.params import SamplingParams
 
 MOST_THREADS = 1024  # far beyond any machine; OpenMP fails in its own way on more
 
@@ -37,7 +37,9 @@ class EngineConfig(BaseModel):
     max_waiting_requests, max_waiting_tokens: the queue refuses what would make it longer. when_kv_full: what gives when
     a running request finds no free block: the prefix cache and then the policy's victims (shrink), the victims first
     (preempt), the request itself (refuse), or the whole run (exit). offload_memory: host bytes for offloaded KV.
-    kv_tier_timeout_s: KV that a tier has not brought by then is computed instead.
+    plan_ahead: the next step is planned while a device computes this one; auto is where the components can.
+    kv_tier_timeout_s: KV that a tier has not brought by then is computed instead. verification: the rule by which
+    drafts are kept that a drafter drew; see docs/speculation.md.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -45,12 +47,14 @@ class EngineConfig(BaseModel):
     max_num_seqs: int = Field(default=16, ge=1, lt=2**31)
     max_step_tokens: int = Field(default=512, ge=1, lt=2**31)
     deterministic: bool = False
+    verification: Literal["reproducible", "token", "block"] = "reproducible"
     num_threads: int | None = Field(default=None, ge=1, le=MOST_THREADS)
     kv_memory: int | None = Field(default=None, ge=1)
     max_waiting_requests: int | None = Field(default=None, ge=1)
     max_waiting_tokens: int | None = Field(default=None, ge=1)
     when_kv_full: WhenFull = "shrink"
     offload_memory: int = Field(default=1 << 30, ge=0)
+    plan_ahead: bool | Literal["auto"] = "auto"
     kv_tier_timeout_s: float = Field(default=1.0, gt=0, le=threading.TIMEOUT_MAX)
     plugin_timeout_s: float = Field(default=300.0, gt=0, le=threading.TIMEOUT_MAX)
 

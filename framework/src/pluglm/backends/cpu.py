@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 import torch
 from pydantic import Field, model_validator
 
+from pluglm.backends.compiled import compiled_rows
 from pluglm.backends.cpu_kernels import choose_kernels
 from pluglm.backends.dtypes import torch_dtype
 from pluglm.backends.memory import available_memory
@@ -18,7 +19,7 @@ from pluglm.kernel.interfaces.component import BATCH_INVARIANT, LAYER_GROUPS, Ca
 from pluglm.kernel.interfaces.kernels import KernelLog
 from pluglm.kernel.interfaces.kv import KVLayout, KVStore
 from pluglm.kernel.interfaces.kv_format import KVFormat
-from pluglm.kernel.interfaces.model import ModelSpec
+from pluglm.kernel.interfaces.model import ModelSpec, RowMap
 from pluglm.kv.store import TensorKVStore
 from pluglm.native.threads import default_threads
 from pluglm.native.tools import SPIN_US
@@ -30,12 +31,14 @@ class CpuConfig(ComponentConfig):
     """kernels: `native` ones are built in C++ at first use, `auto` takes them if it can, else torch's.
 
     isa: which instructions the native kernels use, `auto` the best that the CPU has. spin_us: how many microseconds
-    their threads spin before they sleep; 0 suits a machine with more busy threads than cores.
+    their threads spin before they sleep; 0 suits a machine with more busy threads than cores. compile: with kernels
+    `torch`, a layer around its attention and the head go through torch.compile.
     """
 
     kernels: Literal["auto", "native", "torch"] = "auto"
     isa: Literal["auto", "amx", "avx512_bf16", "avx512", "avx2", "baseline"] = "auto"
     spin_us: int = Field(default=SPIN_US, ge=0, le=100_000)
+    compile: bool = False
 
     @model_validator(mode="after")
     def _native_keys_are_used(self) -> Self:
@@ -44,6 +47,8 @@ class CpuConfig(ComponentConfig):
         given = [name for name, default in defaults.items() if getattr(self, name) != default]
         if self.kernels == "torch" and given:
             raise ValueError(f"{' and '.join(given)} govern native kernels and kernels is torch; leave one of them out")
+        if self.compile and self.kernels != "torch":
+            raise ValueError(f"compile is for the functions of torch and kernels is {self.kernels}; set kernels: torch")
         return self
 
 
@@ -67,7 +72,7 @@ class CpuBackend(TorchBackend):
             "cpu",
             dtype,
             make_linear=chosen.make_linear,
-            map_rows=TiledRows() if context.deterministic else whole_rows,
+            map_rows=_row_map(config, context, log),
             num_threads=num_threads,
             fuser=chosen.fuser,
             kernels=log,
@@ -89,6 +94,17 @@ class CpuBackend(TorchBackend):
 
     def free_memory(self) -> int:
         return available_memory()
+
+
+def _row_map(config: CpuConfig, context: BackendContext, log: KernelLog) -> RowMap:
+    if not config.compile:
+        return TiledRows() if context.deterministic else whole_rows
+    if context.deterministic:
+        raise IncompatibleError(
+            "backend 'cpu': compile reorders arithmetic, so bits are not those of deterministic runs; "
+            "set backend.compile: false or deterministic: false"
+        )
+    return compiled_rows("cpu", log, refused=("native",))
 
 
 def _deterministic_threads(context: BackendContext) -> int:

@@ -42,7 +42,7 @@ def choose_kernels(
         return CpuKernels(fuser.make_linear, fuser, tools)
     candidates = [
         Candidate("native", lambda _: reason),
-        Candidate("onednn packed", lambda _: None if can_pack(dtype) else f"oneDNN does not pack {dtype} on this CPU"),
+        Candidate("onednn packed", lambda _: _why_not_packed(config, dtype)),
         Candidate("torch", lambda _: None),
     ]
     choice = choose("linear", candidates, None)
@@ -52,6 +52,12 @@ def choose_kernels(
         return (PackedLinear if choice.kernel == "onednn packed" else DenseLinear)(name, weight_NK, bias_N)
 
     return CpuKernels(make_linear, None, None)
+
+
+def _why_not_packed(config: CpuConfig, dtype: torch.dtype) -> str | None:
+    if config.compile:
+        return "torch.compile takes plain weights"
+    return None if can_pack(dtype) else f"oneDNN does not pack {dtype} on this CPU"
 
 
 def _open_tools(config: CpuConfig, dtype: torch.dtype, num_threads: int) -> tuple[NativeTools | None, str | None]:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import torch
 
+from pluglm.backends.execute import RowPicker, picked_rows
 from pluglm.backends.graphs import DecodeGraphs
 from pluglm.backends.scratch_store import ScratchKVStore, has_scratch
 from pluglm.backends.threads import thread_count
 from pluglm.backends.torch_backend import TorchBackend
 from pluglm.kernel.core import ModelInput
 from pluglm.kernel.interfaces.attention import Attention
-from pluglm.kernel.interfaces.kernels import KernelChoice
+from pluglm.kernel.interfaces.kernels import KernelChoice, KernelLog
 from pluglm.kernel.interfaces.kv import KVLayout, KVStore
 from pluglm.kernel.interfaces.kv_format import KVFormat
-from pluglm.kernel.interfaces.model import LinearFactory, Model, ModelSpec, RowMap
+from pluglm.kernel.interfaces.model import Fuser, LinearFactory, Model, ModelSpec, RowMap
 
 
 class GraphBackend(TorchBackend):
@@ -27,8 +28,11 @@ class GraphBackend(TorchBackend):
         map_rows: RowMap,
         num_threads: int | None,
         graphs: DecodeGraphs | None,
+        fuser: Fuser | None = None,
+        kernels: KernelLog | None = None,
+        pick_rows: RowPicker = picked_rows,
     ) -> None:
-        super().__init__(device, dtype, make_linear, map_rows, num_threads)
+        super().__init__(device, dtype, make_linear, map_rows, num_threads, fuser, kernels, pick_rows)
         self.graphs = graphs
 
     def make_store(self, layout: KVLayout, spec: ModelSpec, kv_format: KVFormat | None) -> KVStore:

@@ -7,7 +7,6 @@ import time
 import torch
 
 from pluglm.backends.execute import RowPicker, execute_batch, inputs_on, picked_rows
-from pluglm.backends.heap import giving_back
 from pluglm.backends.linear import PackedLinear
 from pluglm.backends.threads import thread_count
 from pluglm.kernel.core import ModelInput
@@ -21,13 +20,15 @@ from pluglm.kernel.interfaces.kv_format import KVFormat
 from pluglm.kernel.interfaces.model import Fuser, LinearFactory, Model, ModelContext, ModelSpec, RowMap
 from pluglm.kernel.interfaces.services import Progress
 from pluglm.kv.store import TensorKVStore
+from pluglm.process_memory import giving_back
 
 
 class TorchBackend(Backend):
     """A backend on one torch device; a subclass says which, and what is available on it.
 
     make_linear: the plain layers of this device; map_rows: how models apply row-wise functions; num_threads: torch's
-    count on the host while a model loads or runs, None for the one it has; fuser: how whole layers are computed.
+    count on the host while a model loads or runs, None for the one it has; fuser: how whole layers are computed, None
+    for the family's own functions; pick_rows: how rows with logits are gathered.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class TorchBackend(Backend):
         num_threads: int | None,
         fuser: Fuser | None = None,
         kernels: KernelLog | None = None,
+        pick_rows: RowPicker = picked_rows,
     ) -> None:
         self.device = device
         self._dtype = dtype
@@ -46,7 +48,7 @@ class TorchBackend(Backend):
         self._map_rows = map_rows
         self._num_threads = num_threads
         self._fuser = fuser
-        self._pick_rows: RowPicker = picked_rows
+        self._pick_rows = pick_rows
         self.kernels = KernelLog() if kernels is None else kernels
 
     def now(self) -> float:

@@ -15,8 +15,8 @@ from typing import Any
 
 from pluglm.assembly.validation import validate
 from pluglm.kernel.errors import ConfigError, PluglmError
-from pluglm.kernel.sampling_params import SamplingParams
 from pluglm.outputs import Prompt
+from pluglm.params import SamplingParams
 
 KINDS = ("prompt", "prompt_token_ids", "messages")
 KNOWN = (*KINDS, "params", "id")

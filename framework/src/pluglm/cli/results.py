@@ -7,13 +7,13 @@ from typing import Any
 
 from pluglm.cli.jobs import Job
 from pluglm.kernel.core import RequestMetrics
-from pluglm.outputs import Completion, RequestOutput
+from pluglm.outputs import Completion, RequestOutput, logprobs_json
 
 
 def result_json(index: int, job: Job, output: RequestOutput) -> dict[str, Any]:
     """index counts from 0; times are seconds on the backend's clock.
 
-    `id` and `logprobs` only when asked for; `completions`, with all outputs, when more than one was.
+    `id`, `logprobs` and `prompt_logprobs` only when asked for; `completions`, with all outputs, when more than one was.
     """
     result: dict[str, Any] = {"index": index}
     if job.label is not None:
@@ -28,7 +28,9 @@ def result_json(index: int, job: Job, output: RequestOutput) -> dict[str, Any]:
         "metrics": _metrics_json(output.metrics),
     }
     if job.params.logprobs is not None:
-        result["logprobs"] = [asdict(one) for one in output.logprobs]
+        result["logprobs"] = logprobs_json(output.logprobs)
+    if job.params.prompt_logprobs is not None:
+        result["prompt_logprobs"] = logprobs_json(output.prompt_logprobs)
     if job.params.n > 1:
         result["completions"] = [_completion_json(job, one) for one in output.completions]
     return result
@@ -36,6 +38,7 @@ def result_json(index: int, job: Job, output: RequestOutput) -> dict[str, Any]:
 
 def _completion_json(job: Job, completion: Completion) -> dict[str, Any]:
     result = asdict(completion)
+    result["logprobs"] = logprobs_json(completion.logprobs)
     if job.params.logprobs is None:
         del result["logprobs"]
     return result

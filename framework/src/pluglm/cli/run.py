@@ -18,9 +18,9 @@ from pluglm.cli.summary import print_summary
 from pluglm.cli.terminal import Bars, print_on, progress_bars
 from pluglm.cli.warnings import warnings_on
 from pluglm.engine import Engine
-from pluglm.kernel.errors import ConfigError
-from pluglm.kernel.sampling_params import SamplingParams
+from pluglm.kernel.errors import ConfigError, RequestError
 from pluglm.outputs import RequestOutput
+from pluglm.params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +50,9 @@ def run_prompts(options: RunOptions) -> int:
     _refuse_overwriting(options.output, options.config, "the config file")
     target = Output(options.output)
     streams = options.prompts_file is None and not options.as_json
-    if streams and jobs[0].params.logprobs is not None:
-        raise ConfigError("sampling.logprobs shows only in JSON; add --json, or --set sampling.logprobs=null")
+    for name in ("logprobs", "prompt_logprobs") if streams else ():
+        if getattr(jobs[0].params, name) is not None:
+            raise ConfigError(f"sampling.{name} shows only in JSON; add --json, or --set sampling.{name}=null")
     with warnings_on(sys.stderr, options.debug):
         with progress_bars(sys.stderr, options.quiet) as progress:
             engine = Engine(config, progress=progress, planned=lambda plan: _show_plan(plan, progress, options))
@@ -98,19 +99,35 @@ def _templated(job: Job, engine: Engine, raw: bool) -> Job:
 
 def _text(engine: Engine, job: Job, target: Output) -> RequestOutput:
     """The prompt's text as it comes, or several texts, one after another. Raises RequestError when it is refused."""
+    if job.params.best_of is not None:
+        return _best_text(engine, job, target)
     request_id = engine.submit(job.prompt, job.params)
     output = RequestOutput(request_id, [])
     for event in engine.events(request_id):
         output.add(event)
         if job.params.n == 1:
             target.write(event.text)
-    if job.params.n == 1:
-        _end_line(output.text, target)
-        return output
-    for one in output.completions:
-        target.write(f"--- output {one.lane + 1} of {job.params.n}\n{one.text}")
-        _end_line(one.text, target)
+    _end_text(output, job, target, streamed=True)
     return output
+
+
+def _best_text(engine: Engine, job: Job, target: Output) -> RequestOutput:
+    """Texts that are known once all are drawn and ranked."""
+    (output,) = engine.generate(job.prompt, job.params)
+    if output.finish_reason == "refused":
+        raise RequestError(str(output.error))
+    _end_text(output, job, target, streamed=False)
+    return output
+
+
+def _end_text(output: RequestOutput, job: Job, target: Output, *, streamed: bool) -> None:
+    if job.params.n == 1:
+        target.write("" if streamed else output.text)
+        _end_line(output.text, target)
+        return
+    for number, one in enumerate(output.completions, start=1):
+        target.write(f"--- output {number} of {job.params.n}\n{one.text}")
+        _end_line(one.text, target)
 
 
 def _end_line(text: str, target: Output) -> None:

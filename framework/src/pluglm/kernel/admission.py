@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from pluglm.kernel.cache_keys import namespace
 from pluglm.kernel.core import Request, Sequence
@@ -11,7 +11,7 @@ from pluglm.kernel.errors import RequestError
 from pluglm.kernel.guard import Watched
 from pluglm.kernel.interfaces.grammar import Matcher
 from pluglm.kernel.interfaces.logits_params import NOT_IN_SEARCH
-from pluglm.kernel.interfaces.sampler import ParamsChecker
+from pluglm.kernel.interfaces.sampler import FinalRows, ParamsChecker
 from pluglm.kernel.interfaces.scheduler import Reject
 from pluglm.kernel.interfaces.search import Walk
 from pluglm.kernel.roster import Roster, view_of
@@ -32,6 +32,8 @@ def admit(request: Request, parts: Parts, roster: Roster) -> Sequence:
         problem = parts.guard.call(parts.names["sampler"], lambda: sampler.check(request.params))
         if problem:
             raise RequestError(f"{name}: {problem}")
+    if request.params.logprobs_mode == "processed" and not isinstance(parts.sampler, FinalRows):
+        raise RequestError(f"{name}: {parts.names['sampler']} has no final rows; leave logprobs_mode raw")
     walk = _walk(request, parts, name)
     sequence = new_lane(request, 0, parts, roster)
     sequence.walk = walk
@@ -128,8 +130,7 @@ def _walk(request: Request, parts: Parts, name: str) -> Walk | None:
     if problem := guard.call(slot, lambda: search.check(options, params.n)):
         raise RequestError(f"{name}: {problem}")
     walk = guard.call(slot, lambda: search.start(options, params.n, num_new, params.ignore_eos))
-    watched: Walk = Watched(walk, guard, slot)
-    return watched
+    return cast("Walk", Watched(walk, guard, slot))
 
 
 def _matcher(request: Request, parts: Parts, name: str) -> Matcher | None:
@@ -139,8 +140,7 @@ def _matcher(request: Request, parts: Parts, name: str) -> Matcher | None:
     if grammar is None:
         raise RequestError(f"{name}: asks for a grammar and none is configured; add `grammar: {{use: llguidance}}`")
     matcher = parts.guard.call(parts.names["grammar"], lambda: grammar.compile(spec))
-    watched: Matcher = Watched(matcher, parts.guard, parts.names["grammar"])
-    return watched
+    return cast("Matcher", Watched(matcher, parts.guard, parts.names["grammar"]))
 
 
 def _ask_policy(sequence: Sequence, parts: Parts, name: str, num_waiting: int) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as TokenIds
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pluglm.kernel.quick_init import quick_init
 
@@ -80,6 +80,7 @@ class Sequence:
     num_published: int = 0  # those of them that the prefix cache was offered
     kv_epoch: int = 0  # resets of the prefix cache before the first of them was computed or adopted
     drafts: list[int] = field(default_factory=list)  # proposed for this step, never committed unverified
+    draft_rows_kV: torch.Tensor | None = None  # what they were drawn from; of no use without them
     status: Status = Status.WAITING
     holds_kv: bool = False  # has a table in the KV manager; one that waits may: paused, forked or parked
     offloaded: Saved | None = None  # its KV in host memory while it waits, num_computed tokens of it
@@ -88,6 +89,7 @@ class Sequence:
     num_cached: int = 0  # prompt tokens that were adopted instead of computed when it first ran
     num_recomputed: int = 0  # computed tokens that preemption threw away and no cached prefix gave back
     matcher: Matcher | None = None  # grammar state after the committed tokens
+    sampler_memory: dict[Any, Any] = field(default_factory=dict)  # of its SampleRows; it goes with the lane
     walk: Walk | None = None  # the search that decides how the request goes on, shared by its lanes
     parked: torch.Tensor | None = None  # logits_V of the next token, while it waits for the search's other lanes
     first_token_s: float | None = None
@@ -269,7 +271,9 @@ class ModelInput:
 class SampleRow:
     """Everything that one draw depends on. Written by the engine, read by the sampler and its steps.
 
-    output_token_ids holds the committed output and, under speculation, the drafts before this row.
+    output_token_ids holds the committed output and, under speculation, the drafts before this row. memory is the lane's
+    own: who keeps something between its tokens keeps it there, under itself as the key and by position, so that a draft
+    that is refused leaves nothing behind. None is a row by itself.
     """
 
     params: SamplingParams
@@ -278,6 +282,7 @@ class SampleRow:
     seed: int
     lane: int  # which of the request's n outputs; part of the key of every draw
     position: int  # index of the output token that is drawn
+    memory: dict[Any, Any] | None = None  # written by the sampler and its steps
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from pluglm.kernel.core import Budget, Sequence
-from pluglm.kernel.interfaces.drafter import Drafter, DraftRequest
+from pluglm.kernel.interfaces.drafter import Drafter, DraftRequest, Proposal
+from pluglm.kernel.parts import Parts
+from pluglm.verification.checking import problem_of_ids, problem_of_rows
 
 
 def requests(running: Collection[Sequence], budget: Budget) -> list[DraftRequest]:
@@ -13,34 +15,27 @@ def requests(running: Collection[Sequence], budget: Budget) -> list[DraftRequest
 
     The token after the last draft is drawn too, so one less than the tokens still wanted is asked for.
     """
-    ready = [
-        sequence
-        for sequence in running
-        if sequence.walk is None and len(sequence.token_ids) - sequence.num_computed == 1
-    ]
+    ready = [one for one in running if one.walk is None and one.drafts_within(1) == 0]
     spare = max(0, budget.num_tokens - len(running)) // max(1, len(ready))
-    room = [min(spare, sequence.request.max_new_tokens - sequence.num_output - 1) for sequence in ready]
     return [
-        DraftRequest(sequence_id=sequence.sequence_id, token_ids=list(sequence.token_ids), max_tokens=most)
-        for sequence, most in zip(ready, room, strict=True)
-        if most > 0
+        DraftRequest(one.sequence_id, one.request, one.lane, list(one.token_ids), most)
+        for one in ready
+        if (most := min(spare, one.request.max_new_tokens - one.num_output - 1)) > 0
     ]
 
 
-def ask(drafter: Drafter, asked: list[DraftRequest], vocab_size: int) -> list[list[int] | str]:
-    """One draft per request, or what is wrong with the answer."""
-    proposals = drafter.propose(asked)
-    if not isinstance(proposals, list) or len(proposals) != len(asked):
-        raise ValueError(f"propose must return one list for each of {len(asked)} requests")
-    return [
-        _problem(one, proposal, vocab_size) or list(proposal) for one, proposal in zip(asked, proposals, strict=True)
-    ]
+def ask(drafter: Drafter, asked: list[DraftRequest], parts: Parts) -> list[Proposal | str]:
+    """One proposal per request, with a list of ids of its own, or what is wrong with it."""
+    given = drafter.propose(asked)
+    if not isinstance(given, list) or len(given) != len(asked):
+        raise ValueError(f"propose must return one Proposal for each of {len(asked)} requests")
+    pairs = zip(asked, given, strict=True)
+    return [_problem(one, answer, parts) or Proposal(list(answer.token_ids), answer.rows_kV) for one, answer in pairs]
 
 
-def _problem(request: DraftRequest, proposal: object, vocab_size: int) -> str | None:
-    if not isinstance(proposal, list):
-        return f"proposed {type(proposal).__name__}, not a list of token ids"
-    if len(proposal) > request.max_tokens:
-        return f"proposed {len(proposal)} tokens where {request.max_tokens} were allowed"
-    wrong = [token for token in proposal if not isinstance(token, int) or not 0 <= token < vocab_size]
-    return f"proposed token id {wrong[0]!r}, outside 0..{vocab_size - 1}" if wrong else None
+def _problem(request: DraftRequest, proposal: object, parts: Parts) -> str | None:
+    ids = getattr(proposal, "token_ids", proposal)
+    if not isinstance(proposal, Proposal) or not isinstance(ids, list):
+        return f"proposed {type(ids).__name__}, not a Proposal with a list of token ids"
+    problem, target = problem_of_ids(ids, request.max_tokens, parts.num_ids), parts.runner
+    return problem or problem_of_rows(proposal.rows_kV, ids, target.spec.vocab_size, target.backend.device)

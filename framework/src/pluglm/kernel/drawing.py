@@ -1,13 +1,13 @@
-"""From logits to committed tokens: hard masks, the sampler, and the verification of drafts by sample-and-compare.
+"""From logits to committed tokens: hard masks, the sampler, and the verification of drafts by `pluglm.verification`.
 
-Verification draws every position from the target's own row and goes on while the draw equals the draft, so the output
-is what plain sampling with the same seed gives, whatever a drafter proposes.
+By default every position is drawn from the target's own row while the draw equals the draft, so the output is what
+plain sampling with the same seed gives, whatever a drafter proposes.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,7 +19,10 @@ from pluglm.kernel.core import SampleRow, Sequence, Status, TokenLogprobs
 from pluglm.kernel.errors import ComponentFailure
 from pluglm.kernel.guard import Guarded
 from pluglm.kernel.interfaces.grammar import Matcher
-from pluglm.kernel.interfaces.sampler import NO_TOKEN, Sampler
+from pluglm.kernel.interfaces.sampler import NO_TOKEN
+from pluglm.kernel.parts import Parts
+from pluglm.verification.checking import problem_of_draws, problem_of_final_rows
+from pluglm.verification.judging import Run, judged_rows, verify
 
 # R: rows of the batch, V: logits per row, W: 32-bit words of a grammar mask
 NEG_INF = float("-inf")
@@ -53,17 +56,28 @@ class Window(NamedTuple):
                 seed=request.seed,
                 lane=self.sequence.lane,
                 position=len(output) + index,
+                memory=self.sequence.sampler_memory,
             )
             for index in range(len(self.drafts) + 1)
         ]
 
+    @property
+    def proposal_rows(self) -> torch.Tensor | None:
+        """Not of a greedy request: its draw is certain, so comparing drafts with it keeps as many of them."""
+        return None if self.sequence.request.params.greedy else self.sequence.draft_rows_kV
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        return self.sequence.request.seed, self.sequence.lane, self.sequence.num_output
+
 
 class Drawer:
-    """Applies masks, calls the sampler, checks what it gave, verifies drafts; calls plugins through `attempting`."""
+    """Applies masks, calls the sampler, checks what it gave, has drafts verified; plugins run by `attempting`."""
 
-    def __init__(self, sampler: Sampler, attempt: Callable[..., Any], names: Mapping[str, str], num_ids: int) -> None:
-        self._sampler, self._attempting, self._names = sampler, attempt, names
-        self._vocab_size = num_ids  # ids the tokenizer knows; the head may have padding rows beyond
+    def __init__(self, parts: Parts, attempting: Callable[..., Any]) -> None:
+        self._sampler: Any = parts.sampler
+        self._names, self._rule, self._attempting = parts.names, parts.verification, attempting
+        self._vocab_size = parts.tokenizer.vocab_size  # the head may have padding rows beyond
 
     def draw(self, logits_RV: torch.Tensor, windows: list[Window]) -> Guarded[list[Drawn]]:
         """One result per window, without tokens where a plugin failed and `attempting` ended the request.
@@ -72,26 +86,23 @@ class Drawer:
         """
         rows = [row for window in windows for row in window.sample_rows()]
         owners = [window.sequence for window in windows for _ in (*window.drafts, 0)]
-        raw_RV = logits_RV.clone() if any(row.params.logprobs is not None for row in rows) else None
-        if logits_RV.shape[1] > self._vocab_size:
-            with torch.inference_mode():
-                logits_RV[:, self._vocab_size :] = NEG_INF
+        shown_RV = logits_RV.clone() if any(row.params.logprobs is not None for row in rows) else logits_RV
+        with torch.inference_mode():
+            logits_RV[:, self._vocab_size :] = NEG_INF
         broken, is_all_possible = self._inspect(logits_RV, f"{self._names['step']} gave NaN or infinite logits")
         if any(window.sequence.matcher is not None for window in windows):
             yield from self._mask(logits_RV, windows)
             masked, is_all_possible = self._inspect(logits_RV, "the grammar allows no token here")
             broken = masked | broken
         usable = [row for row, owner in enumerate(owners) if row not in broken and owner.status is Status.RUNNING]
-        drawn: list[int] | None = None
-        if usable:
-            some_RV = logits_RV if len(usable) == len(rows) else logits_RV[usable]
-            sample = partial(self._sample, some_RV, [rows[row] for row in usable], is_all_possible)
-            drawn = yield from self._attempting("sampler", dict.fromkeys(owners[row] for row in usable), sample)
-        found = dict(zip(usable, drawn or [], strict=False))
-        for row in [row for row, token in found.items() if token == NO_TOKEN]:
-            broken[row] = f"{self._names['sampler']}: {NOTHING_LEFT}"
-            del found[row]
-        return self._verify(found, broken, windows, raw_RV)
+        judged = judged_rows(self._rule, windows)
+        sample = partial(self._sample, logits_RV, {row: rows[row] for row in usable}, judged, is_all_possible)
+        found = yield from self._attempting("sampler", dict.fromkeys(owners[row] for row in usable), sample)
+        drawn, final = found or ({}, {})
+        for row in [row for row in final if rows[row].params.logprobs_mode == "processed"]:
+            shown_RV[row] = final[row].log()
+        runs = verify(self._rule, windows, drawn, final)
+        return [self._result(window, run, broken, shown_RV) for window, run in zip(windows, runs, strict=True)]
 
     def _inspect(self, logits_RV: torch.Tensor, reason: str) -> tuple[dict[int, str], bool]:
         """Rows that nothing can be drawn from, and whether the others give every known id a positive probability.
@@ -109,56 +120,50 @@ class Drawer:
         return dict.fromkeys(np.flatnonzero(~np.isfinite(best_R)).tolist(), reason), NEG_INF not in lowest_R
 
     def _mask(self, logits_RV: torch.Tensor, windows: list[Window]) -> Guarded[None]:
-        start = 0
-        for window in windows:
-            stop = start + len(window.drafts) + 1
-            if window.sequence.matcher is not None:
-                mask = partial(_mask_window, logits_RV[start:stop], window, window.sequence.matcher)
+        rows = torch.split(logits_RV, [len(window.drafts) + 1 for window in windows])
+        for window, part_RV in zip(windows, rows, strict=True):
+            if (matcher := window.sequence.matcher) is not None:
+                mask = partial(_mask_window, part_RV, window.drafts, matcher)
                 yield from self._attempting("grammar", [window.sequence], mask)
-            start = stop
 
     @torch.inference_mode()
-    def _sample(self, logits_RV: torch.Tensor, rows: list[SampleRow], is_all_possible: bool) -> list[int]:
-        """The sampler's ids, or ComponentFailure when it returned something that could never be a draw."""
-        before_RV = None if is_all_possible else logits_RV.clone()  # the sampler may change what it gets
-        tokens = [operator.index(token) for token in self._sampler.sample(logits_RV, rows)]
-        num_rows, width = logits_RV.shape
-        if len(tokens) != num_rows:
-            raise ComponentFailure(self._names["sampler"], f"returned {len(tokens)} tokens for {num_rows} rows")
-        if min(tokens) < NO_TOKEN or max(tokens) >= width:
-            wrong = next(token for token in tokens if not NO_TOKEN <= token < width)
-            raise ComponentFailure(self._names["sampler"], f"returned token id {wrong}, outside 0..{width - 1}")
-        is_possible = max(tokens) < self._vocab_size
-        if before_RV is not None:
-            ids_R = torch.tensor(tokens, device=before_RV.device)
-            chosen_R1 = before_RV.gather(1, ids_R.clamp(min=0).unsqueeze(1))[ids_R != NO_TOKEN]
-            is_possible = NEG_INF not in chosen_R1.flatten().tolist()
-        if not is_possible:
-            raise ComponentFailure(self._names["sampler"], "drew a token of probability zero")
-        return tokens
+    def _sample(
+        self, logits_RV: torch.Tensor, rows: dict[int, SampleRow], judged: set[int], is_all_possible: bool
+    ) -> tuple[dict[int, int], dict[int, torch.Tensor]]:
+        """By row: the sampler's ids, and the probabilities that it draws from where these are asked for.
 
-    def _verify(
-        self, drawn: dict[int, int], broken: dict[int, str], windows: list[Window], raw_RV: torch.Tensor | None
-    ) -> list[Drawn]:
-        """Keep each window's draws up to and with the first that differs from its draft."""
-        results, row = list[Drawn](), -1
-        for window in windows:
-            result, wanted = Drawn(), None if raw_RV is None else window.sequence.request.params.logprobs
-            results.append(result)
-            row, end = row + 1, row + len(window.drafts) + 1
-            while row in drawn:
-                result.token_ids.append(drawn[row])
-                if wanted is not None and raw_RV is not None:
-                    result.logprobs.append(_logprobs(raw_RV[row, : self._vocab_size], drawn[row], wanted))
-                if not window.drafts or window.drafts[result.num_accepted : result.num_accepted + 1] != (drawn[row],):
-                    break
-                result.num_accepted, row = result.num_accepted + 1, row + 1
-            result.error, row = broken.get(row), end
-        return results
+        ComponentFailure for what cannot be either.
+        """
+        shaped = [row for row, one in rows.items() if row in judged or one.params.logprobs_mode == "processed"]
+        plain = [row for row in rows if row not in judged]
+        drawn, probs_RV, problem = dict[int, int](), logits_RV[:0], None
+        if plain:
+            some_RV = logits_RV if len(plain) == len(logits_RV) and not shaped else logits_RV[plain]
+            before_RV = None if is_all_possible else some_RV.clone()  # the sampler may change what it gets
+            tokens = list(map(operator.index, self._sampler.sample(some_RV, [rows[row] for row in plain])))
+            problem = problem_of_draws(tokens, some_RV.shape, self._vocab_size, before_RV, NO_TOKEN)
+            drawn = {row: token for row, token in zip(plain, tokens, strict=False) if token != NO_TOKEN}
+        if shaped and not problem:
+            probs_RV = self._sampler.final_rows(logits_RV[shaped], [rows[row] for row in shaped])
+            problem = problem_of_final_rows(probs_RV, logits_RV[shaped], [drawn.get(row) for row in shaped])
+        if problem:
+            raise ComponentFailure(self._names["sampler"], problem)
+        return drawn, dict(zip(shaped, probs_RV, strict=True))
+
+    def _result(self, window: Window, run: Run, broken: dict[int, str], shown_RV: torch.Tensor) -> Drawn:
+        """What to commit of a window and to tell of it; rows behind the run may be broken."""
+        stop, num_top = run.first_row + len(run.token_ids), window.sequence.request.params.logprobs
+        result = Drawn(run.token_ids, run.num_accepted)
+        if run.num_accepted == len(run.token_ids):
+            result.error = broken.get(stop, f"{self._names['sampler']}: {NOTHING_LEFT}")
+        if num_top is not None:
+            told = zip(shown_RV[run.first_row : stop, : self._vocab_size], run.token_ids, strict=True)
+            result.logprobs = [_logprobs(row_V, token, num_top) for row_V, token in told]
+        return result
 
 
 @torch.inference_mode()
-def _mask_window(logits_RV: torch.Tensor, window: Window, matcher: Matcher) -> None:
+def _mask_window(logits_RV: torch.Tensor, drafts: tuple[int, ...], matcher: Matcher) -> None:
     """Mask each row with the grammar's state after the drafts before it; the matcher ends where it began.
 
     Rows behind a draft that the grammar refuses are left as they are: that draft has probability zero, so they are
@@ -167,11 +172,11 @@ def _mask_window(logits_RV: torch.Tensor, window: Window, matcher: Matcher) -> N
     width = logits_RV.shape[1]
     mask_W = np.zeros((width + 31) // 32, dtype=np.int32)
     num_accepted = 0
-    for index in range(len(window.drafts) + 1):
+    for index in range(len(drafts) + 1):
         matcher.fill_mask(mask_W)
         allowed_V = np.unpackbits(mask_W.view(np.uint8), bitorder="little")[:width].astype(bool)
         logits_RV[index, torch.from_numpy(~allowed_V).to(logits_RV.device)] = NEG_INF
-        if index == len(window.drafts) or not matcher.accept(window.drafts[index]):
+        if index == len(drafts) or not matcher.accept(drafts[index]):
             break
         num_accepted += 1
         if matcher.terminated:
@@ -186,13 +191,14 @@ def follow(matcher: Matcher, token: int) -> bool:
     return bool(matcher.terminated)
 
 
-def _logprobs(raw_V: torch.Tensor, token: int, num_top: int) -> TokenLogprobs:
-    """Of the model's own row, before any mask or step."""
-    logprobs_V = torch.log_softmax(raw_V.float(), dim=-1)
+def _logprobs(shown_V: torch.Tensor, token: int, num_top: int) -> TokenLogprobs:
+    """An impossible token is not told among the most likely: its log-probability is no number."""
+    logprobs_V = torch.log_softmax(shown_V.float(), dim=-1)
     top = torch.topk(logprobs_V, min(num_top, logprobs_V.numel()))
+    pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
     return TokenLogprobs(
         token_id=token,
         logprob=float(logprobs_V[token]),
         rank=int((logprobs_V > logprobs_V[token]).sum()) + 1,
-        top=dict(zip(top.indices.tolist(), top.values.tolist(), strict=True)),
+        top={one: logprob for one, logprob in pairs if logprob > NEG_INF},
     )

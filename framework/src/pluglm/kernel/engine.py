@@ -38,10 +38,10 @@ class EngineCore:
         self.kv: KVManager = parts.runner.kv
         self.memory = Memory(parts, self)
         self.roster = Roster(None if parts.prefix_cache is None else parts.prefix_cache.probe)
-        self._drawer = Drawer(parts.sampler, self.attempting, parts.names, parts.tokenizer.vocab_size)
+        self._drawer = Drawer(parts, self.attempting)
         self._streams: dict[int, TextStream] = {}
         self._events: list[Event] = []
-        self._planning = Planning(parts, self.roster, self.memory, self)
+        self._planning = (parts.planning or Planning)(parts, self.roster, self.memory, self)
         self._searching = Searching(parts, self.roster, self.memory, self)
         self._step_index = 0
 
@@ -165,32 +165,33 @@ class EngineCore:
         if drafter is None or not asked:
             return
         touched = [running[one.sequence_id] for one in asked]
-        ask = partial(drafting.ask, drafter, asked, self.parts.num_ids)
+        ask = partial(drafting.ask, drafter, asked, self.parts)
         answers = yield from self.attempting("drafter", touched, ask)
         for sequence, answer in zip(touched, answers or [], strict=False):
             if isinstance(answer, str):
                 self.finish(sequence, "error", error=f"{self.parts.names['drafter']} {answer}")
             else:
-                sequence.drafts = answer
+                sequence.drafts, sequence.draft_rows_kV = answer.token_ids, answer.rows_kV
 
     def _execute(self, step: Step) -> Guarded[torch.Tensor | None]:
         """Run the planned tokens; logits of every row from each sequence's last known token on."""
-        if not step.items:
-            if step.copies:  # who was extended, and then lost its turn, reads them later
-                copy = partial(self.parts.runner.store.copy_blocks, step.copies)
-                yield from self.attempting("backend", self._written_by(step), copy)
+        if not step.items and not step.copies:
             return None
         num_rows = [max(0, sequence.drafts_within(count) + 1) for sequence, count in step.items]
         chunks = [Chunk(s.sequence_id, s.pending(count), s.num_computed, s.num_prompt) for s, count in step.items]
+        meanwhile = self._planning.meanwhile(step, self._step_index + 1)
 
-        def run() -> torch.Tensor:
+        def run() -> torch.Tensor | None:
             copies, runner = step.copies, self.parts.runner
-            if step.restores:  # after the copies, which may read what a restored sequence was given
+            if step.restores or not step.items:
                 runner.store.copy_blocks(copies)
                 copies = ()
-                for tables, saved in step.restores:
+                for tables, saved in step.restores:  # after the copies, which may read what it was given
                     write_blocks(runner.store, tables, saved)
-            logits_RV = runner.run(runner.make_input(chunks, num_rows=num_rows, copies=copies))
+            if not step.items:  # who was extended, and then lost its turn, reads the copies later
+                return None
+            inputs = runner.make_input(chunks, num_rows=num_rows, copies=copies)
+            logits_RV = runner.run(inputs) if meanwhile is None else runner.run_beside(inputs, meanwhile)
             got = [*getattr(logits_RV, "shape", ()), getattr(logits_RV, "dtype", type(logits_RV).__name__)]
             asked = [sum(num_rows), runner.spec.vocab_size, torch.float32]
             if got != asked:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pluglm.kernel.interfaces.scheduler import Scheduler, SchedulingPolicy
     from pluglm.kernel.interfaces.search import Search
     from pluglm.kernel.interfaces.services import TextStream, TokenizerView
+    from pluglm.kernel.planning import Planning
     from pluglm.kernel.runner import ModelRunner
     from pluglm.kernel.sampling_params import SamplingParams
 
@@ -44,6 +45,8 @@ class Parts:
 
     prefix_cache: the KV manager's ability, if it has it. namespace: digest of what stored KV depends on in this run.
     kv_fields: the same by name, as text that holds in other processes too; reads all weight files when first called.
+    verification: the rule for drafts that come with their rows. planning: makes what plans the steps, of the same
+    arguments as Planning, which it is without one.
     """
 
     runner: ModelRunner
@@ -65,6 +68,8 @@ class Parts:
     names: dict[str, str]
     budget: Budget
     limits: Limits
+    verification: str = "reproducible"
+    planning: Callable[..., Planning] | None = None
 
     @property
     def num_ids(self) -> int:

@@ -12,14 +12,13 @@ from pluglm.kernel.interfaces.kv import KVTransaction
 
 @dataclass(slots=True)
 class _Check:
-    """What is left of the plan. `running` are those that keep their seat; adopted is what the KV manager gave."""
+    """Who is in nothing of the plan yet (left), and who keeps a seat (running); adopted is what the KV manager gave."""
 
     view: StepView
     kv: KVTransaction
     adopted: Mapping[int, int]
-    known: dict[int, RequestView]
     running: dict[int, RequestView]
-    taken: set[int] = field(default_factory=set)  # those that lose something, or end
+    left: dict[int, RequestView]
     reasons: list[str] = field(default_factory=list)
 
 
@@ -28,8 +27,7 @@ def refuse_bad_items(
 ) -> tuple[StepPlan, list[str]]:
     """The plan without the items that break a rule, and one reason for each. A refused item never costs the others."""
     running = {request.sequence_id: request for request in view.running}
-    known = running | {request.sequence_id: request for request in view.waiting}
-    check = _Check(view, kv, adopted, known, running)
+    check = _Check(view, kv, adopted, running, running | {request.sequence_id: request for request in view.waiting})
     kept = StepPlan(
         preempted=tuple(_losing(check, plan.preempted, "preempt", or_paused=True)),
         offloaded=tuple(_losing(check, plan.offloaded, "offload")),
@@ -48,10 +46,8 @@ def _losing(
 ) -> Iterable[int]:
     """Those that may lose their seat; the KV that a scheduler did not give back goes now."""
     for one in dict.fromkeys(sequence_ids):
-        request = check.running.get(one)
-        if request is None and or_paused and one in check.known and check.known[one].holds_kv:
-            request = check.known[one]
-        if request is None or one in check.taken:
+        request = check.left.get(one)
+        if request is None or not (one in check.running or (or_paused and request.holds_kv)):
             check.reasons.append(f"cannot {what} {one}: it is not running")
             continue
         _take(check, request, keeps_kv)
@@ -60,20 +56,20 @@ def _losing(
 
 def _ending(check: _Check, refused: Iterable[tuple[int, str]]) -> Iterable[tuple[int, str]]:
     for one, reason in refused:
-        if one not in check.known or one in check.taken:
+        if one not in check.left:
             check.reasons.append(f"cannot refuse {one}: it is unknown, or loses its seat in this plan")
             continue
-        _take(check, check.known[one], keeps_kv=False)
+        _take(check, check.left[one], keeps_kv=False)
         yield one, str(reason)
 
 
 def _items(check: _Check, items: Iterable[PlanItem]) -> Iterable[PlanItem]:
-    budget, seats, tokens, kept = check.view.budget, len(check.running), 0, set[int]()
+    budget, seats, tokens = check.view.budget, len(check.running), 0
     for item in items:
-        one, request = item.sequence_id, check.known.get(item.sequence_id)
+        one, request = item.sequence_id, check.left.get(item.sequence_id)
         new_seat = one not in check.running
         reason = None
-        if request is None or one in check.taken or one in kept:
+        if request is None:
             reason = "is unknown, leaves in this plan or is listed twice"
         elif not isinstance(item.num_tokens, int) or not 1 <= item.num_tokens <= _pending(check, request):
             reason = f"asks for {item.num_tokens} tokens, 1 to {_pending(check, request)} are pending"
@@ -82,12 +78,12 @@ def _items(check: _Check, items: Iterable[PlanItem]) -> Iterable[PlanItem]:
         elif seats + new_seat > budget.num_seats:
             reason = f"exceeds the {budget.num_seats} seats"
         if reason is None:
-            kept.add(one)
+            del check.left[one]
             tokens, seats = tokens + item.num_tokens, seats + new_seat
             yield item
             continue
         check.reasons.append(f"sequence {one} {reason}")
-        if request is not None and one not in kept and one not in check.taken:
+        if request is not None:
             _trim(check, request, request.holds_kv)
 
 
@@ -98,7 +94,7 @@ def _pending(check: _Check, request: RequestView) -> int:
 
 def _take(check: _Check, request: RequestView, keeps_kv: bool) -> None:
     """Whoever loses its seat, or ends, is in nothing else of the plan."""
-    check.taken.add(request.sequence_id)
+    del check.left[request.sequence_id]
     check.running.pop(request.sequence_id, None)
     _trim(check, request, keeps_kv)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,16 +25,20 @@ logger = logging.getLogger("pluglm")
 MAX_IDLE_STEPS = 100  # empty plans in a row, with work waiting, before the scheduler is called stuck
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Decision:
-    """A validated plan, and what its transaction did. held: tokens that each item's KV has room for."""
+@dataclass(slots=True)
+class Decision:
+    """A scheduler's validated answer to a view, and then what its transaction did.
 
+    held: tokens that each item's KV has room for. offloaded: by layer, blocks that were released.
+    """
+
+    view: StepView
+    kv: StepKV
     plan: StepPlan
     reasons: list[str]
-    copies: BlockCopies
-    held: list[int]
-    adopted: dict[int, int]
-    offloaded: dict[int, tuple[GroupTable, ...]]  # by layer, blocks that were released
+    copies: BlockCopies = ()
+    held: list[int] = field(default_factory=list)
+    offloaded: dict[int, tuple[GroupTable, ...]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -67,6 +71,21 @@ class Planning:
         if not live:
             self._idle_steps = 0
             return Step()
+        decision = yield from self._choose(step_index, live)
+        if decision is None:
+            return Step()
+        for reason in decision.reasons:
+            logger.warning("%s: refused: %s", self._parts.names["scheduler"], reason)
+        self._parts.hooks.call("step_planned", view=decision.view, plan=decision.plan)
+        step = self._apply(decision)
+        self._watch_progress(decision.plan)
+        return step
+
+    def meanwhile(self, step: Step, step_index: int) -> Callable[[], None] | None:
+        """What to do while `step` is computed, before the one of that index: nothing."""
+
+    def _choose(self, step_index: int, live: list[Sequence]) -> Guarded[Decision | None]:
+        """Ask the scheduler; None when it failed."""
         view = StepView(
             step=step_index,
             now_s=self._parts.runner.backend.now(),
@@ -74,45 +93,38 @@ class Planning:
             running=self._roster.running_views(),
             waiting=self._roster.waiting_views(),
         )
-        decision = yield from self._memory.changing("scheduler", live, partial(self._decide, view))
-        if decision is None:
-            return Step()
-        for reason in decision.reasons:
-            logger.warning("%s: refused: %s", self._parts.names["scheduler"], reason)
-        self._parts.hooks.call("step_planned", view=view, plan=decision.plan)
-        step = self._apply(decision)
-        self._watch_progress(decision.plan)
-        return step
+        return self._memory.changing("scheduler", live, lambda kv: self._settled(self._ask(view, kv)))
 
-    def _decide(self, view: StepView, transaction: Any) -> _Decision:
-        """Runs under the guard; the engine's state does not change here."""
+    def _ask(self, view: StepView, transaction: Any) -> Decision:
+        """Runs under the guard, as the next one; the engine's state does not change here."""
         kv: Any = StepKV(transaction, self._parts.names["kv"])
         if self._memory.kv.layout.groups:
             kv.advance(view)
         wanted = self._parts.scheduler.plan(view, view.budget, kv)
-        plan, reasons = refuse_bad_items(wanted, view, kv, kv.adopted)
-        offloaded = {one: self._memory.layer_tables(one) for one in plan.offloaded}
-        copies = kv.commit()
-        held = [self._memory.held_tokens(item.sequence_id) for item in plan.items]
-        return _Decision(plan=plan, reasons=reasons, copies=copies, held=held, adopted=kv.adopted, offloaded=offloaded)
+        return Decision(view, kv, *refuse_bad_items(wanted, view, kv, kv.adopted))
 
-    def _apply(self, decision: _Decision) -> Step:
+    def _settled(self, decision: Decision) -> Decision:
+        decision.offloaded = {one: self._memory.layer_tables(one) for one in decision.plan.offloaded}
+        decision.copies = decision.kv.commit()
+        decision.held = [self._memory.held_tokens(item.sequence_id) for item in decision.plan.items]
+        return decision
+
+    def _apply(self, decision: Decision) -> Step:
         plan, live = decision.plan, {**self._roster.running, **self._roster.waiting}
         for item in plan.items:  # first of all: whoever ends below must give back what the transaction gave it
             live[item.sequence_id].holds_kv = True
         for sequence_id in (*plan.preempted, *plan.offloaded):  # and has nothing left to publish of what it took
             live[sequence_id].holds_kv = False
         for sequence_id, reason in plan.refused:
-            if (sequence := live.get(sequence_id)) is not None:
-                sequence.holds_kv = False
-                self._run_out(sequence, reason)
+            live[sequence_id].holds_kv = False
+            self._run_out(live[sequence_id], reason)
         for mode in ("preempted", "offloaded", "paused"):
             for sequence_id in getattr(plan, mode):
-                if (sequence := live.get(sequence_id)) is not None and sequence.status is not Status.FINISHED:
+                if (sequence := live[sequence_id]).status is not Status.FINISHED:
                     self._preempt(sequence, mode == "paused", decision.offloaded.get(sequence_id))
         step = Step(copies=decision.copies)
         for item, held in zip(plan.items, decision.held, strict=True):
-            self._start(item, held, decision.adopted.get(item.sequence_id, 0), step)
+            self._start(item, held, decision.kv.adopted.get(item.sequence_id, 0), step)
         return step
 
     def _preempt(self, sequence: Sequence, keeps_kv: bool, tables: tuple[GroupTable, ...] | None) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
 import torch
 
 from pluglm.kernel.core import BlockCopies, Chunk, GroupInput, ModelInput, Segment
-from pluglm.kernel.interfaces.backend import Backend
+from pluglm.kernel.interfaces.backend import Backend, LaunchingBackend
 from pluglm.kernel.interfaces.kv import GroupTable, KVGroup, KVManager, KVStore, LayerGroups
 from pluglm.kernel.interfaces.model import Model, ModelSpec
 
@@ -68,6 +69,12 @@ class ModelRunner:
         """logits_RV float32 of inputs.logit_rows_R; the KV of every row is stored."""
         return self.backend.execute(self.model, inputs, self.attention, self.store)
 
+    def run_beside(self, inputs: ModelInput, meanwhile: Callable[[], None]) -> torch.Tensor:
+        """`run` on a LaunchingBackend; meanwhile, which raises nothing, is called while that computes."""
+        wait = cast(LaunchingBackend, self.backend).launch(self.model, inputs, self.attention, self.store)
+        meanwhile()
+        return wait()
+
 
 def _slots(segments: Sequence[Segment], block_size: int) -> torch.Tensor:
     """slots_T of the new tokens."""
@@ -87,11 +94,4 @@ def _behind(segment: Segment, group: KVGroup, table: GroupTable) -> Segment:
             f"KV sequence {segment.sequence_id} gave back its first {table.num_dropped} tokens, "
             f"position {segment.num_context} of a layer with a window of {group.window} sees some of them"
         )
-    return Segment(
-        sequence_id=segment.sequence_id,
-        query_start=segment.query_start,
-        num_query=segment.num_query,
-        num_context=num_context,
-        block_table=table.blocks,
-        num_prompt=segment.num_prompt,
-    )
+    return replace(segment, num_context=num_context, block_table=table.blocks)

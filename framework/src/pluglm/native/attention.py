@@ -30,14 +30,22 @@ _MOST_HEAD_DIM = 1024  # beyond it a span of keys fits no cache, and the scratch
 _CALL = struct.Struct("@9Q9q5i2f")
 
 
+_FEW = 64  # numbers of which Python finds the largest before torch has begun to look
+
+
 @dataclass(frozen=True, slots=True)
 class SegmentTable:
-    """The segments of a step as the kernels read them, int32: four numbers of each, and all block tables in a row."""
+    """The segments of a step as the kernels read them, int32: four numbers of each, and all block tables in a row.
+
+    num_rows: what the segments reach of the batch; num_slots: what their blocks reach of the store.
+    """
 
     segments: array[int]
     block_tables: array[int]
     block_size: int
     addresses: tuple[int, int]
+    num_rows: int
+    num_slots: int
 
     @property
     def num_segments(self) -> int:
@@ -52,6 +60,24 @@ class NewKeys(NamedTuple):
     slots_T: torch.Tensor
 
 
+def slots_reached(slots_T: torch.Tensor) -> int:
+    """How many slots a store must have to take rows at slots_T. ValueError unless they are int64, dense and from 0."""
+    if slots_T.dtype != torch.int64 or not slots_T.is_contiguous():
+        raise ValueError(f"the native attention takes slots as dense int64, not {slots_T.dtype}")
+    return _reached(slots_T.tolist() if len(slots_T) <= _FEW else slots_T)
+
+
+def _reached(places: Sequence[int] | torch.Tensor) -> int:
+    """One more than the largest of slots or blocks. ValueError for one that is negative."""
+    if isinstance(places, torch.Tensor):
+        low, high = (int(one) for one in places.aminmax())
+    else:
+        low, high = min(places, default=0), max(places, default=-1)
+    if low < 0:
+        raise ValueError(f"{low} is no slot and no block of the store of keys and values")
+    return high + 1
+
+
 class NativeAttention:
     """Causal attention in float32 or bfloat16, the softmax and all sums in float32.
 
@@ -62,7 +88,7 @@ class NativeAttention:
 
     def __init__(self, tools: NativeTools) -> None:
         self._tools = tools
-        self._attend, self._store = tools.library.pluglm_attention, tools.library.pluglm_store_keys
+        self._attend = tools.library.pluglm_attention
 
     def can_run(self, dtype: torch.dtype, head_dim: int) -> str | None:
         """None, or why not. dtype: of the queries and of the store."""
@@ -71,26 +97,28 @@ class NativeAttention:
         return f"the head dim is {head_dim}" if head_dim > _MOST_HEAD_DIM else None
 
     def plan(self, segments: Sequence[Segment], block_size: int) -> SegmentTable:
-        """What all layers of a step with these block tables share."""
+        """What all layers of a step with these block tables share.
+
+        ValueError for a table that is shorter than its keys, and for negative numbers: the kernels check nothing.
+        """
         numbers: list[int] = []
         blocks: list[int] = []
+        num_rows = 0
         for one in segments:
-            numbers += (one.query_start, one.num_query, one.num_context, len(blocks))
-            blocks += one.block_table
-        rows, tables = array("i", numbers), array("i", blocks)
-        return SegmentTable(rows, tables, block_size, (rows.buffer_info()[0], tables.buffer_info()[0]))
-
-    def store(self, new: NewKeys, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Writes the rows into keys and values [S, K, H]."""
-        num_kv_heads, head_dim = keys.shape[1:]
-        call = _CALL.pack(
-            *(0, 0, keys.data_ptr(), values.data_ptr()),
-            *(new.k_TKH.data_ptr(), new.v_TKH.data_ptr(), new.slots_T.data_ptr(), 0, 0),
-            *(0, new.slots_T.shape[0], 0, new.k_TKH.stride(0), new.v_TKH.stride(0)),
-            *(keys.stride(0), keys.stride(1), values.stride(0), values.stride(1)),
-            *(0, 0, num_kv_heads, head_dim, 0, 0.0, 0.0),
-        )
-        self._store(self._tools.handle, DTYPES[keys.dtype], call)
+            start, num_query, num_context, table = one.query_start, one.num_query, one.num_context, one.block_table
+            if len(table) * block_size < num_context + num_query:
+                raise ValueError(f"{len(table)} blocks of {block_size} hold no {num_context + num_query} keys")
+            numbers += (start, num_query, num_context, len(blocks))
+            blocks += table
+            if start + num_query > num_rows:
+                num_rows = start + num_query
+        try:
+            rows, tables = array("I", numbers), array("i", blocks)  # unsigned, since that refuses negative ones
+        except OverflowError:
+            raise ValueError("a segment's rows and tokens, and its blocks, are numbers of 31 bits from 0") from None
+        num_blocks = _reached(blocks if len(blocks) <= _FEW else torch.frombuffer(tables, dtype=torch.int32))
+        addresses = rows.buffer_info()[0], tables.buffer_info()[0]
+        return SegmentTable(rows, tables, block_size, addresses, num_rows, num_blocks * block_size)
 
     def attend(
         self,

@@ -43,19 +43,49 @@ def default_cache() -> Path:
 
 
 def library_path(level: Level, cache: Path) -> Path:
-    """The library of `level`, built when the cache lacks it. NativeBuildError says what stands in the way."""
+    """The library of `level`, built when the cache lacks it. NativeBuildError says what stands in the way.
+
+    A build that failed is not tried again before sources, compiler or options change, or its note in the cache is gone.
+    """
     compiler = find_compiler()
     target = cache / f"{level.name}-{_digest(level, compiler)}.so"
     try:
-        if target.exists():
-            return target
-        cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with _locked(cache / f"{target.stem}.lock"):
-            if not target.exists():
-                _compile(compiler, level, target)
+        if not _is_there(target):
+            cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with _locked(cache / f"{target.stem}.lock"):
+                if not _is_there(target):
+                    _compile_once(compiler, level, target)
     except OSError as error:
         raise NativeBuildError(f"{cache} cannot be written: {error.strerror or error}") from error
     return target
+
+
+def forget(library: Path) -> None:
+    """Takes a library that does not load out of the cache, so that it is built anew."""
+    with contextlib.suppress(OSError):
+        library.unlink()
+
+
+def remember_failure(library: Path, reason: str) -> NativeBuildError:
+    """The error to raise, now and at the next starts, instead of building `library` again."""
+    with contextlib.suppress(OSError):
+        _note(library).write_text(reason, encoding="utf-8")
+    return _failure(library, reason)
+
+
+def _is_there(library: Path) -> bool:
+    """NativeBuildError, as it was, for one whose build failed."""
+    with contextlib.suppress(FileNotFoundError):
+        raise _failure(library, _note(library).read_text(encoding="utf-8", errors="replace"))
+    return library.exists()
+
+
+def _note(library: Path) -> Path:
+    return library.with_suffix(".failed")
+
+
+def _failure(library: Path, reason: str) -> NativeBuildError:
+    return NativeBuildError(f"{reason}; to try again, delete *.failed in {library.parent}")
 
 
 def _digest(level: Level, compiler: str) -> str:
@@ -79,6 +109,13 @@ def _locked(path: Path) -> Iterator[None]:
     with open(path, "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def _compile_once(compiler: str, level: Level, target: Path) -> None:
+    try:
+        _compile(compiler, level, target)
+    except NativeBuildError as error:
+        raise remember_failure(target, str(error)) from error
 
 
 def _compile(compiler: str, level: Level, target: Path) -> None:

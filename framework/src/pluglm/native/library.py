@@ -44,7 +44,6 @@ FUNCTIONS: Mapping[str, tuple[type | Callable[[int], None] | None, tuple[type, .
     "pluglm_post_attention": (_require_memory, (_POINTER, _INT32, _POINTER, _POINTER, _POINTER, _INT64, _POINTER)),
     "pluglm_stack": (_require_memory, (_POINTER, _INT32, _POINTER)),
     "pluglm_attention": (_require_memory, (_POINTER, _INT32, _POINTER)),
-    "pluglm_store_keys": (_require_memory, (_POINTER, _INT32, _POINTER)),
 }
 
 

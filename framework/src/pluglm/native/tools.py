@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import weakref
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import torch
 
 from pluglm.native.arena import Arena
-from pluglm.native.build import NativeBuildError, default_cache, library_path
+from pluglm.native.build import NativeBuildError, default_cache, forget, library_path, remember_failure
 from pluglm.native.isa import LEVELS, Level, missing
 from pluglm.native.library import load_library
 
@@ -71,4 +72,12 @@ def _best(wanted: str, cache: Path) -> tuple[str, tuple[tuple[str, str], ...], c
 def _load(level: Level, cache: Path) -> ctypes.CDLL:
     if reason := missing(level):
         raise NativeBuildError(reason)
-    return load_library(library_path(level, cache))
+    path = library_path(level, cache)
+    with contextlib.suppress(NativeBuildError):
+        return load_library(path)
+    forget(path)  # damaged, or built for a system that has changed since
+    path = library_path(level, cache)
+    try:
+        return load_library(path)
+    except NativeBuildError as error:
+        raise remember_failure(path, str(error)) from error

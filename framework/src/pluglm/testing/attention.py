@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from pluglm.kernel.errors import PluglmError
-from pluglm.kernel.interfaces.attention import Attention
+from pluglm.kernel.interfaces.attention import Attention, GraphAttention
 from pluglm.kernel.interfaces.component import BATCH_INVARIANT, KV_FORMATS
 from pluglm.kernel.interfaces.kv_format import KVFormat
 from pluglm.kernel.interfaces.model import LayerSpec, ModelSpec
@@ -25,6 +25,7 @@ from pluglm.testing.attention_cases import (
     run_case,
 )
 from pluglm.testing.attention_formats import attention_format_checks
+from pluglm.testing.attention_graphs import attention_graph_checks
 from pluglm.testing.check import Check, ContractViolation, expect, make_check
 from pluglm.testing.common import common_checks, provides
 from pluglm.testing.context import make_context, small_spec
@@ -47,6 +48,13 @@ class Subject:
         )
         attention: Attention = self.cls(self.config, context)
         return attention
+
+    def makes_graph_plans(self) -> bool:
+        """By an object, as whether it can may follow from its config. One that cannot be built fails other checks."""
+        try:
+            return isinstance(self.build(plain_layer()), GraphAttention)
+        except Exception:
+            return False
 
     def build_for(self, layer: LayerSpec, kv_format: KVFormat) -> Attention:
         context = make_context(spec=spec_of(layer), device=self.device, kv_format=kv_format, max_model_len=512)
@@ -75,6 +83,8 @@ def attention_checks(
         yield make_check(chunks_are_bitwise_invariant, subject)
     if provides(cls, config, KV_FORMATS):
         yield from attention_format_checks(subject.build_for, device, tolerance)
+    if subject.makes_graph_plans():
+        yield from attention_graph_checks(subject.build, device, tolerance)
 
 
 def plain_layer(**changes: Any) -> LayerSpec:

@@ -10,7 +10,7 @@ import torch
 
 from pluglm.arguments import silent
 from pluglm.kernel.core import ModelInput
-from pluglm.kernel.interfaces.backend import Backend, BackendContext
+from pluglm.kernel.interfaces.backend import Backend, BackendContext, LaunchingBackend
 from pluglm.kernel.interfaces.component import ATTENTION_UNUSED, BATCH_INVARIANT, LAYER_GROUPS
 from pluglm.kernel.interfaces.kv import KVLayout, KVStore
 from pluglm.kernel.interfaces.kv_format import FormatBackend
@@ -84,6 +84,8 @@ def backend_checks(cls: type[Any], config: Any = None) -> Iterator[Check]:
         yield make_check(given_linear_layers_are_used, subject)
     if provides(cls, config, BATCH_INVARIANT):
         yield make_check(bits_do_not_depend_on_the_batch, subject)
+    if issubclass(cls, LaunchingBackend):
+        yield make_check(a_launch_gives_what_execute_gives, subject)
     if LAYER_GROUPS in capabilities.provides:
         yield from backend_group_checks(subject.build)
 
@@ -240,6 +242,15 @@ def results_carry_no_gradients(subject: Subject) -> None:
     bench = Bench(subject)
     found = bench.execute(bench.inputs((1, TEXT[:10], 0)))
     expect(not found.requires_grad, "logits without gradients", "requires_grad")
+
+
+def a_launch_gives_what_execute_gives(subject: Subject) -> None:
+    """Its logits, and keys and values for the steps that follow."""
+    whole, bench, attention = Bench(subject).logits((1, TEXT, 0)), Bench(subject), LoopAttention()
+    backend: Any = bench.backend
+    for start, stop in ((0, 6), (6, len(TEXT))):
+        wait = backend.launch(bench.model, bench.inputs((1, TEXT[start:stop], start)), attention, bench.store)
+        _expect_near(wait().cpu(), whole[start:stop], f"rows {start} to {stop} of two launches")
 
 
 class _Doubled:

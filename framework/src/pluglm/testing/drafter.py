@@ -5,42 +5,53 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from pluglm.kernel.interfaces.drafter import Drafter, DraftRequest
+from pluglm.kernel.interfaces.drafter import ADAPTS, ROWS, SHARES, Drafter, DraftRequest
 from pluglm.testing.check import Check, expect, make_check
-from pluglm.testing.common import common_checks
-from pluglm.testing.context import make_context
+from pluglm.testing.common import common_checks, provides
+from pluglm.testing.context import make_context, small_spec
+from pluglm.testing.drafter_requests import MAX_TOKENS, draft_request, ids_of
+from pluglm.testing.drafter_rows import row_checks
+
+__all__ = ["ask", "draft_request", "drafter_checks", "ids_of"]
 
 Make = Callable[[], Drafter]
-MAX_TOKENS = 4
+ROWS_WIDTH = 24  # of the target for the checks of rows, which need many draws for each token
 # texts that repeat themselves, so that lookups find something; the last token of each was seen before
 TEXTS = ([9, 5, 6, 7, 8, 5, 6, 7], [1, 2, 3, 1, 2, 3, 1, 2], [40, 41, 42, 43, 44, 45, 40, 41], [7, 7, 7, 7])
 
 
 def drafter_checks(cls: type[Any], config: Any = None, **context: Any) -> Iterator[Check]:
-    """Every check of a drafter class. context: fields of the BuildContext to use instead of the kit's.
+    """Every check of a drafter class that its tags (ROWS, SHARES, ADAPTS) leave to be asked.
 
-    The kit's `build_runner` gives a model whose logits depend on every token that the drafter really stored.
+    context: fields of the BuildContext to use instead of the kit's. The kit's `build_runner` gives a model whose logits
+    depend on every token that the drafter really stored.
     """
     config = cls.Config() if config is None else config
 
-    def make() -> Drafter:
-        drafter: Drafter = cls(config, make_context(**{"max_model_len": 256, **context}))
+    def make(**fields: Any) -> Drafter:
+        drafter: Drafter = cls(config, make_context(**{"max_model_len": 256, **fields, **context}))
         return drafter
 
     yield from common_checks("drafter", cls, config, make)
     yield make_check(ids_are_the_targets, make, make_context(**context).spec.vocab_size)
     for function in ALWAYS:
         yield make_check(function, make)
+    yield make_check(prefixes_after_outcomes if provides(cls, config, ADAPTS) else outcomes_leave_no_trace, make)
+    if not provides(cls, config, SHARES):
+        for function in UNSHARED:
+            yield make_check(function, make)
+    if provides(cls, config, ROWS):
+        spec = small_spec(ROWS_WIDTH)
+        yield from row_checks(partial(make, spec=spec), context.get("spec", spec).vocab_size)
 
 
 def ask(drafter: Drafter, *texts: list[int], max_tokens: int = MAX_TOKENS) -> list[list[int]]:
-    """Proposals for texts whose sequence ids are their places."""
-    requests = [
-        DraftRequest(sequence_id=place, token_ids=list(text), max_tokens=max_tokens) for place, text in enumerate(texts)
-    ]
-    return drafter.propose(requests)
+    """Drafts for texts whose sequence ids are their places."""
+    requests = [draft_request(text, sequence_id=place, max_tokens=max_tokens) for place, text in enumerate(texts)]
+    return ids_of(drafter.propose(requests))
 
 
 def proposals_fit_max_tokens(make: Make) -> None:
@@ -76,7 +87,7 @@ def proposing_twice_gives_the_same(make: Make) -> None:
 
 
 def requests_are_not_changed(make: Make) -> None:
-    requests = [DraftRequest(sequence_id=i, token_ids=list(text), max_tokens=4) for i, text in enumerate(TEXTS)]
+    requests = [draft_request(text, sequence_id=place) for place, text in enumerate(TEXTS)]
     make().propose(requests)
     found = [request.token_ids for request in requests]
     expect(found == list(TEXTS), "the callers' token lists as given", found)
@@ -107,22 +118,32 @@ def released_ids_start_afresh(make: Make) -> None:
 
 def outcomes_leave_no_trace(make: Make) -> None:
     """Whatever was accepted, the next proposal is that of a new drafter given the committed text."""
+    for where, found, fresh in _after_outcomes(make):
+        expect(found == fresh, f"{fresh} after {where}", found)
+
+
+def prefixes_after_outcomes(make: Make) -> None:
+    """The same, but for the length: what was accepted may make the next proposal longer or shorter."""
+    for where, found, fresh in _after_outcomes(make):
+        num = min(len(found), len(fresh))
+        expect(found[:num] == fresh[:num], f"a part of {fresh}, or more than it, after {where}", found)
+
+
+def _after_outcomes(make: Make) -> Iterator[tuple[str, list[int], list[int]]]:
+    """What is proposed after some drafts were accepted, and by a new drafter for the same text."""
     for text in TEXTS:
         for num_accepted in range(MAX_TOKENS + 1):
             drafter = make()
             drafts = ask(drafter, text)[0][:num_accepted]
             committed = [*drafts, 250]
             drafter.observe(0, len(drafts), committed)
-            found, fresh = ask(drafter, text + committed), ask(make(), text + committed)
-            expect(found == fresh, f"{fresh} after {len(drafts)} of {text}'s drafts were accepted", found)
+            where = f"{len(drafts)} of {text}'s drafts were accepted"
+            yield where, ask(drafter, text + committed)[0], ask(make(), text + committed)[0]
 
 
 def order_of_requests_does_not_matter(make: Make) -> None:
-    backward = [
-        DraftRequest(sequence_id=place, token_ids=list(TEXTS[place]), max_tokens=MAX_TOKENS)
-        for place in reversed(range(len(TEXTS)))
-    ]
-    found, expected = make().propose(backward)[::-1], ask(make(), *TEXTS)
+    backward = [draft_request(TEXTS[place], sequence_id=place) for place in reversed(range(len(TEXTS)))]
+    found, expected = ids_of(make().propose(backward))[::-1], ask(make(), *TEXTS)
     expect(found == expected, f"the same proposals in reverse order, {expected}", found)
 
 
@@ -137,7 +158,7 @@ class _Life:
     log: list[list[int]] = field(default_factory=list)
 
     def request(self) -> DraftRequest:
-        return DraftRequest(sequence_id=self.sequence_id, token_ids=list(self.token_ids), max_tokens=MAX_TOKENS)
+        return draft_request(self.token_ids, sequence_id=self.sequence_id)
 
     def take(self, drafter: Drafter, proposal: list[int]) -> None:
         self.log.append(list(proposal))
@@ -163,11 +184,11 @@ def sequences_do_not_mix(make: Make) -> None:
     for life in alone:
         drafter = make()
         while life.steps_left:
-            life.take(drafter, drafter.propose([life.request()])[0])
+            life.take(drafter, drafter.propose([life.request()])[0].token_ids)
     together, drafter, generator = _lives(), make(), random.Random(99)
     while active := [life for life in together if life.steps_left]:
         batch = generator.sample(active, generator.randint(1, len(active)))
-        proposals = drafter.propose([life.request() for life in batch])
+        proposals = ids_of(drafter.propose([life.request() for life in batch]))
         for life, proposal in zip(batch, proposals, strict=True):
             life.take(drafter, proposal)
     for one, other in zip(alone, together, strict=True):
@@ -182,8 +203,6 @@ ALWAYS = (
     requests_are_not_changed,
     short_texts_are_legal,
     release_may_come_twice,
-    released_ids_start_afresh,
-    outcomes_leave_no_trace,
     order_of_requests_does_not_matter,
-    sequences_do_not_mix,
 )
+UNSHARED = (released_ids_start_afresh, sequences_do_not_mix)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from pluglm.assembly.checked_format import row_fault
 from pluglm.kernel.errors import IncompatibleError
 from pluglm.kernel.interfaces.kv_format import KVFormat, SymmetricCodes
 from pluglm.testing.check import Check, expect, make_check
@@ -65,6 +66,12 @@ def expect_near(subject: Subject, x_TKH: torch.Tensor) -> None:
     error_TKH = (subject.stands_for(x_TKH).double() - x_TKH.double()).abs()
     share = float((error_TKH / x_TKH.double().abs().amax(-1, keepdim=True)).nan_to_num(nan=float("inf")).max())
     expect(share <= subject.max_error, f"numbers within {subject.max_error} of their row's largest", f"{share:.3g}")
+
+
+def row_describes_memory(subject: Subject) -> None:
+    for head_dim in (16, 64, 80):
+        fault = row_fault(subject.build().row(head_dim))
+        expect(fault is None, f"a KVRow of torch dtypes and whole numbers from row({head_dim})", fault)
 
 
 def encodes_what_row_says(subject: Subject) -> None:
@@ -215,6 +222,7 @@ def nearest_codes(x_TKH: torch.Tensor, codes: SymmetricCodes) -> tuple[torch.Ten
 
 
 ALWAYS: tuple[Callable[[Subject], None], ...] = (
+    row_describes_memory,
     encodes_what_row_says,
     codes_are_integers,
     odd_head_dims_work_or_are_refused,

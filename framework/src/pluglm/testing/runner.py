@@ -6,6 +6,7 @@ A drafter that feeds a stale, shifted or unfinished cache gets other logits, so 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 
@@ -53,9 +54,14 @@ class TableRunner:
         state = 17
         for slot in slots_at(block_table, range(position + 1), BLOCK_SIZE):
             state = (state * 1_103_515_245 + self._stored[slot] + 12_345) % 2_147_483_647
-        row = torch.arange(self.spec.vocab_size, dtype=torch.float64)
-        # ids past the tokenizer's are padding of the head and never likely
-        return torch.where(row < 262, (row * (state % 997 + 1) % 263) / 50.0, -9.0).float()
+        return _row(state % 997, self.spec.vocab_size)
+
+
+@lru_cache(1024)  # few states, many rows of them
+def _row(state: int, width: int) -> torch.Tensor:
+    row = torch.arange(width, dtype=torch.float64)
+    # ids past the tokenizer's are padding of the head and never likely
+    return torch.where(row < 262, (row * (state + 1) % 263) / 50.0, -9.0).float()
 
 
 def build_runner(model: str) -> tuple[TableRunner, TokenizerView]:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from pluglm.kernel.core import SampleRow
-from pluglm.kernel.interfaces.sampler import NO_TOKEN, Sampler
+from pluglm.kernel.interfaces.sampler import FINAL_ROWS, NO_TOKEN, FinalRows, Sampler
 from pluglm.kernel.sampling_params import SamplingParams
 from pluglm.testing.check import Check, expect, make_check
-from pluglm.testing.common import common_checks
+from pluglm.testing.common import common_checks, provides
 from pluglm.testing.context import make_context, small_spec
 from pluglm.testing.sampler_laws import WARM, law_checks, temperature_divides_the_logits
+from pluglm.testing.sampler_rows import final_row_checks
 
 # R: rows, V: vocabulary
 
@@ -23,7 +25,10 @@ GREEDY, SAMPLED = SamplingParams(temperature=0.0), SamplingParams(temperature=1.
 
 
 def sampler_checks(cls: type[Any], config: Any = None) -> Iterator[Check]:
-    """Every check of a sampler class; what its `check` refuses (temperature 1, or 2) is not asked of it."""
+    """Every check of a sampler class; what its `check` refuses (temperature 1, or 2) is not asked of it.
+
+    Final rows are checked where the tag FINAL_ROWS is declared, and the class must declare it if it has them.
+    """
     config = cls.Config() if config is None else config
 
     def make(vocab_size: int) -> Sampler:
@@ -42,6 +47,14 @@ def sampler_checks(cls: type[Any], config: Any = None) -> Iterator[Check]:
         yield from law_checks(make)
     if _takes(make(17), WARM):
         yield make_check(temperature_divides_the_logits, make)
+    yield make_check(final_rows_are_declared, cls, config)
+    if provides(cls, config, FINAL_ROWS):
+        yield from final_row_checks(make, partial(_takes, make(17)))
+
+
+def final_rows_are_declared(cls: type[Any], config: Any) -> None:
+    has, says = issubclass(cls, FinalRows), provides(cls, config, FINAL_ROWS)
+    expect(has == says, f"the tag {FINAL_ROWS} and the method final_rows, or neither", f"tag {says}, method {has}")
 
 
 def _takes(sampler: Any, params: SamplingParams) -> bool:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from pluglm.ahead.choice import promises
 from pluglm.kernel.core import StepPlan
 from pluglm.kernel.interfaces.scheduler import Scheduler
 from pluglm.testing.check import Check, expect, make_check
 from pluglm.testing.common import common_checks
 from pluglm.testing.context import make_context
+from pluglm.testing.plans_ahead import plans_ahead_checks
 from pluglm.testing.simulation import BLOCK_SIZE, Job, Turn, World, busy_world, play, world
 
 Make = Callable[[], Scheduler]
@@ -26,6 +28,8 @@ def scheduler_checks(cls: type[Any], config: Any = None, **context: Any) -> Iter
     yield from common_checks("scheduler", cls, config, make)
     for function in ALWAYS:
         yield make_check(function, make)
+    if promises(cls):
+        yield from plans_ahead_checks(make, lambda scheduler: scheduler)
 
 
 def _play_busy_worlds(make: Make, judge: Callable[[Turn], None]) -> None:

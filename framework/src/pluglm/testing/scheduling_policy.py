@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, get_args
 
+from pluglm.ahead.choice import promises
 from pluglm.kernel.core import Budget, Event, RequestView, StepView
 from pluglm.kernel.interfaces.scheduler import Accept, Need, Preemption, Reject, SchedulingPolicy, Skip, Stop, Victims
 from pluglm.kernel.planner import PolicyScheduler
 from pluglm.testing.check import Check, expect, make_check
 from pluglm.testing.common import common_checks
 from pluglm.testing.context import make_context
+from pluglm.testing.plans_ahead import plans_ahead_checks
 from pluglm.testing.simulation import Job, World, busy_world, world
 
 Make = Callable[[], SchedulingPolicy]
@@ -32,6 +34,8 @@ def scheduling_policy_checks(cls: type[Any], config: Any = None, **context: Any)
     yield from common_checks("scheduling_policy", cls, config, make)
     for function in ALWAYS:
         yield make_check(function, make)
+    if promises(cls):
+        yield from plans_ahead_checks(make, PolicyScheduler)
 
 
 def _views(count: int = 12) -> list[StepView]:

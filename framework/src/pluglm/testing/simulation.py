@@ -149,8 +149,7 @@ class World:
 
     def step(self, planner: Planner) -> Turn:
         view, before = self.view(), self.tables()
-        transaction = CachingTransaction(self.pool)
-        transaction.cached = {job.sequence_id: job.num_cached for job in self.jobs}
+        transaction = self.transaction()
         plan = planner.plan(view, self.budget, transaction)
         transaction.commit()
         after, self.events = self.tables(), []
@@ -159,6 +158,11 @@ class World:
         return Turn(
             view=view, plan=plan, before=before, after=after, adopted=transaction.adopted, events=tuple(self.events)
         )
+
+    def transaction(self) -> CachingTransaction:
+        transaction = CachingTransaction(self.pool)
+        transaction.cached = {job.sequence_id: job.num_cached for job in self.jobs}
+        return transaction
 
     def tables(self) -> dict[int, tuple[int, ...]]:
         return {one: tuple(table) for one, table in self.pool.book.tables.items()}

@@ -13,7 +13,7 @@ BEFORE_ARGMAX = (
 )  # fmt: skip
 SHAPING = (
     "temperature", "dynatemp_high", "top_n_sigma", "top_k", "top_p", "min_p", "typical_p",
-    "epsilon_cutoff", "eta_cutoff", "xtc_probability",
+    "epsilon_cutoff", "eta_cutoff", "xtc_probability", "mirostat",
 )  # fmt: skip
 
 

@@ -3,56 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from operator import is_
-from typing import Any, NamedTuple, Self
+from itertools import groupby
+from typing import Any, Literal, Self
 
 import torch
 from pydantic import ValidatorFunctionWrapHandler, field_validator, model_validator
 
 from pluglm.kernel.config import Slot
 from pluglm.kernel.core import SampleRow
-from pluglm.kernel.errors import ComponentFailure, describe
-from pluglm.kernel.interfaces.component import BuildContext, ComponentConfig
-from pluglm.kernel.interfaces.sampler import LogitsStep, Sampler
+from pluglm.kernel.errors import ComponentFailure, ConfigError, describe
+from pluglm.kernel.interfaces.component import BuildContext, Capabilities, ComponentConfig
+from pluglm.kernel.interfaces.sampler import FINAL_ROWS, NO_TOKEN, LogitsStep, Sampler
 from pluglm.kernel.sampling_params import SamplingParams
+from pluglm.verification.randomness import Coins
 from pluglm_samplers.admission import unsupported
+from pluglm_samplers.blocks import on_host
 from pluglm_samplers.building import build_step
-from pluglm_samplers.columns import PerParams
-from pluglm_samplers.drawing import draw, pick_best
+from pluglm_samplers.chain_plan import Plan, Planner, Steps
+from pluglm_samplers.device_cut import LIMITS, can_cut, cut, refusal, runs_of
+from pluglm_samplers.drawing import draw, final_probabilities, one_hot_rows, pick_best
+from pluglm_samplers.fused import MOST_KEPT, find_candidates
 from pluglm_samplers.presets import PRESETS, Preset
-from pluglm_samplers.randomness import Coins
 
 # R: rows, V: vocabulary
 
 DEFAULT_STEPS = PRESETS["default"]
 
 
-class _Kind(NamedTuple):
-    """What rows have in common: the steps that are active for them, by number."""
-
-    is_greedy: bool
-    steps: tuple[int, ...]
-
-
-class _Plan(NamedTuple):
-    """What a batch with these params takes; one step after another usually has the same. Rows by number.
-
-    steps: by number, each with its active rows, None is all. params: kept alive, since they are known by identity.
-    """
-
-    params: list[SamplingParams]
-    steps: list[tuple[int, list[int] | None]]
-    sampled: list[int]
-    greedy: list[int]
-
-
 class ChainConfig(ComponentConfig):
     """preset: a named order of steps. steps: an order of one's own, each a name or {use: NAME, ...the step's own keys}.
 
     Steps take the place of the preset `default`, and are refused beside another. steps [] draws from the raw logits.
+    fast: whether truncations may be fused, which gives the same tokens; off takes every row step by step, on refuses
+    what cannot be fused.
     """
 
     preset: Preset = "default"
+    fast: Literal["auto", "on", "off"] = "auto"
     steps: tuple[Slot, ...] = tuple(Slot(use=name) for name in DEFAULT_STEPS)
 
     @field_validator("steps", mode="wrap", json_schema_input_type=list[str | Slot])
@@ -98,54 +85,108 @@ class ChainSampler(Sampler):
             step_class, step_config = context.resolve_component("logits_step", use.use, use.options)
             self._steps.append(build_step(step_class, step_config, context))
         self._coins = Coins()
-        self._wanted = PerParams(self._want)
-        self._last = _Plan([], [], [], [])
+        self._planner, self._device_planner = Planner(self._steps, config.fast != "off"), Planner(self._steps, False)
+        self._runs = runs_of(self._steps) if config.fast != "off" else {}
+        self._device_of_fast = torch.device(context.device).type if config.fast == "on" else None
+        if self._device_of_fast and (reason := refusal(self._steps, context.device)):
+            raise ConfigError(f"sampler.fast: on cannot be had: {reason}; set it to auto")
         self._parameters = frozenset(name for step in self._steps for name in step.parameters)
+
+    @classmethod
+    def capabilities(cls, config: ChainConfig) -> Capabilities:
+        return Capabilities(provides=frozenset({FINAL_ROWS}))
 
     @classmethod
     def uses(cls, config: ChainConfig) -> list[tuple[str, str, Mapping[str, Any]]]:
         return [("logits_step", use.use, use.options) for use in config.steps]
 
     def check(self, params: SamplingParams) -> str | None:
-        """Names a parameter for which no step is configured: it would be accepted and ignored."""
-        wanted = unsupported(params, self._parameters)
-        have = ", ".join(self._names) or "none"
-        return f"{wanted} needs a logits step that is not in sampler.steps (configured: {have})" if wanted else None
+        """Names a parameter for which no step is configured, which would be ignored, or says why `fast: on` fails."""
+        if wanted := unsupported(params, self._parameters):
+            have = ", ".join(self._names) or "none"
+            return f"{wanted} needs a logits step that is not in sampler.steps (configured: {have})"
+        return self._slow(params) if self._device_of_fast else None
+
+    def _slow(self, params: SamplingParams) -> str | None:
+        """Why a request would be taken step by step where `fast: on` is configured."""
+        kind = self._planner.kind(params)
+        if kind.is_greedy:
+            return None
+        if self._device_of_fast == "cuda":
+            is_fast, wanted = any(number in self._runs for number in kind.steps), f"one of {', '.join(LIMITS)}"
+        else:
+            is_fast = kind.first_fused is not None
+            wanted = f"a top_k of at most {MOST_KEPT}, and steps behind it that look at logits alone"
+        return None if is_fast else f"sampler.fast: on cannot be had for it: that takes {wanted}"
 
     def sample(self, logits_RV: torch.Tensor, rows: Sequence[SampleRow]) -> list[int]:
         """See the contract; NO_TOKEN for a row without a token. ComponentFailure names a step that broke its own."""
-        params = [row.params for row in rows]
-        plan = self._last
-        if len(params) != len(plan.params) or not all(map(is_, params, plan.params)):
-            plan = self._last = self._plan(params)
-        for number, active in plan.steps:
-            logits_RV = _apply(self._names[number], self._steps[number], logits_RV, rows, active)
-        if not plan.sampled:
-            return pick_best(logits_RV)
-        if not plan.greedy:
-            return draw(logits_RV, rows, self._coins.uniform)
-        drawn = draw(_select(logits_RV, plan.sampled), [rows[index] for index in plan.sampled], self._coins.uniform)
-        best = pick_best(_select(logits_RV, plan.greedy))
-        ids = dict(zip([*plan.sampled, *plan.greedy], [*drawn, *best], strict=True))
+        plan = self._plan(logits_RV, rows)
+        logits_RV = self._through(plan.steps, logits_RV, rows)
+        ids: dict[int, int] = {}
+        for indices, take in ((plan.fused, self._draw_few), (plan.sampled, self._draw), (plan.greedy, self._pick)):
+            if len(indices) == len(rows):
+                return take(logits_RV, rows, plan)
+            if indices:
+                found = take(_select(logits_RV, indices), [rows[index] for index in indices], plan)
+                ids.update(zip(indices, found, strict=True))
         return [ids[index] for index in range(len(rows))]
 
-    def _plan(self, params: list[SamplingParams]) -> _Plan:
-        wanted = [self._wanted(one) for one in params]
-        kinds, steps = set(wanted), list[tuple[int, list[int] | None]]()
-        for number in sorted({number for kind in kinds for number in kind.steps}):
-            active = [row for row, kind in enumerate(wanted) if number in kind.steps]
-            steps.append((number, active if len(active) < len(wanted) else None))
-        sampled = [row for row, kind in enumerate(wanted) if not kind.is_greedy]
-        return _Plan(params, steps, sampled, [row for row, kind in enumerate(wanted) if kind.is_greedy])
+    def final_rows(self, logits_RV: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
+        """See the contract."""
+        plan = self._plan(logits_RV, rows)
+        logits_RV = self._through(plan.steps, logits_RV, rows)
+        if plan.fused_steps:  # of whole rows, since they are asked for
+            fused_RV = self._through(plan.fused_steps, _select(logits_RV, plan.fused), [rows[i] for i in plan.fused])
+            logits_RV[plan.fused] = fused_RV
+        probs_RV = final_probabilities(logits_RV)
+        if plan.greedy:
+            best = pick_best(_select(logits_RV, plan.greedy))
+            probs_RV[plan.greedy] = one_hot_rows(best, logits_RV)
+        return probs_RV
 
-    def _want(self, params: SamplingParams) -> _Kind:
-        past_temperature, steps = False, list[int]()
-        for number, step in enumerate(self._steps):
-            past_temperature = past_temperature or "temperature" in step.parameters
-            is_skipped = params.greedy and (past_temperature or step.argmax_invariant)
-            if not is_skipped and step.is_active(params):
-                steps.append(number)
-        return _Kind(params.greedy, tuple(steps))
+    def _plan(self, logits_RV: torch.Tensor, rows: Sequence[SampleRow]) -> Plan:
+        """Only on the host are rows made short: elsewhere a kernel takes them as they are."""
+        planner = self._planner if on_host(logits_RV) else self._device_planner
+        return planner.plan([row.params for row in rows])
+
+    def _through(self, steps: Steps, logits_RV: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
+        if not self._runs or not can_cut(logits_RV):
+            for number, active in steps:
+                logits_RV = _apply(self._names[number], self._steps[number], logits_RV, rows, active)
+            return logits_RV
+        runs = self._runs
+        for _, run in groupby(steps, lambda one: runs.get(one[0], -1 - one[0])):
+            active = dict(run)
+            number = next(iter(active))
+            if number in runs:
+                logits_RV = self._cut(active, logits_RV, rows)
+            else:
+                logits_RV = _apply(self._names[number], self._steps[number], logits_RV, rows, active[number])
+        return logits_RV
+
+    def _cut(
+        self, active: dict[int, list[int] | None], logits_RV: torch.Tensor, rows: Sequence[SampleRow]
+    ) -> torch.Tensor:
+        try:
+            return cut({self._steps[number]: indices for number, indices in active.items()}, logits_RV, rows)
+        except Exception as error:
+            names = ", ".join(self._names[number] for number in active)
+            raise ComponentFailure(f"logits_steps {names}", f"raised {describe(error)} in their kernel") from error
+
+    def _pick(self, logits_RV: torch.Tensor, rows: Sequence[SampleRow], plan: Plan) -> list[int]:
+        return pick_best(logits_RV)
+
+    def _draw(self, logits_RV: torch.Tensor, rows: Sequence[SampleRow], plan: Plan) -> list[int]:
+        return draw(logits_RV, rows, self._coins.uniform)
+
+    def _draw_few(self, logits_RV: torch.Tensor, rows: Sequence[SampleRow], plan: Plan) -> list[int]:
+        """Of the tokens that the fused steps may keep; of whole rows where these are too many."""
+        found = find_candidates(logits_RV, plan.num_kept)
+        if found is None:
+            return self._draw(self._through(plan.fused_steps, logits_RV, rows), rows, plan)
+        places = self._draw(self._through(plan.fused_steps, found.logits_RC, rows), rows, plan)
+        return [NO_TOKEN if place == NO_TOKEN else ids_C[place] for place, ids_C in zip(places, found.ids, strict=True)]
 
 
 def _apply(

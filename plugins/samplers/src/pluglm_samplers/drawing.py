@@ -10,15 +10,17 @@ import torch
 
 from pluglm.kernel.core import SampleRow
 from pluglm.kernel.interfaces.sampler import NO_TOKEN
-from pluglm_samplers.randomness import uniform
-from pluglm_samplers.ranking import SHORT, is_best_by_row
+from pluglm.verification.randomness import uniform
+from pluglm_samplers.blocks import SHORT, Floats, Ids, Wide, few_live, on_host, running_sums
 
-# R: rows, V: vocabulary, C: tokens of positive probability
+# R: rows, V: vocabulary, C: tokens of a row that are looked at, S: stretches of a row
+
+_STRETCH = 256
 
 
 def pick_best(logits_RV: torch.Tensor) -> list[int]:
     """Ids of the largest logits, lowest id on ties; NO_TOKEN for a row whose largest logit is not finite."""
-    if logits_RV.device.type != "cpu":
+    if not on_host(logits_RV):
         ids_R = logits_RV.argmax(-1)
         is_finite_R = logits_RV.gather(1, ids_R.unsqueeze(1)).squeeze(1).isfinite()
         return list(ids_R.where(is_finite_R, NO_TOKEN).tolist())
@@ -31,23 +33,30 @@ def pick_best(logits_RV: torch.Tensor) -> list[int]:
 def draw(
     logits_RV: torch.Tensor, rows: Sequence[SampleRow], coin: Callable[[int, int, int], float] = uniform
 ) -> list[int]:
-    """Ids by inverse CDF: float32 softmax, float64 running sum in id order, the first id beyond u * total.
+    """Ids by inverse CDF: float32 masses, float64 running sum in id order, the first id beyond u * total.
 
     coin: `uniform`, or what gives the same. NO_TOKEN where that id has no positive probability (NaN, +inf or an empty
     row).
     """
-    probs_RV = logits_RV.softmax(-1)
     coins = [coin(row.seed, row.lane, row.position) for row in rows]
-    if probs_RV.device.type != "cpu":
+    if not on_host(logits_RV):
+        probs_RV = logits_RV.softmax(-1)
         ids_R = inverse_cdf(probs_RV, torch.tensor(coins, dtype=torch.float64, device=probs_RV.device))
         return list(ids_R.where(probs_RV.gather(1, ids_R.unsqueeze(1)).squeeze(1) > 0, NO_TOKEN).tolist())
-    if is_best_by_row(probs_RV):
-        host_RV = probs_RV.numpy()
-        found = [host_inverse_cdf(*one) for one in zip(host_RV, coins, strict=True)]
-        return [token if host_V[token] > 0 else NO_TOKEN for host_V, token in zip(host_RV, found, strict=True)]
-    ids = _host_inverse_cdfs(probs_RV, coins)
-    is_drawn = probs_RV.numpy()[np.arange(len(ids)), ids] > 0
-    return list(ids.tolist() if is_drawn.all() else np.where(is_drawn, ids, NO_TOKEN).tolist())
+    return list(host_draw(logits_RV.numpy(), np.array(coins)).tolist())
+
+
+def final_probabilities(logits_RV: torch.Tensor) -> torch.Tensor:
+    """probs_RV that `draw` draws from; all zero for a row that it gives NO_TOKEN for."""
+    probs_RV = logits_RV.softmax(-1)
+    return probs_RV.masked_fill_(~logits_RV.amax(-1, keepdim=True).isfinite(), 0.0)
+
+
+def one_hot_rows(ids: Sequence[int], like_RV: torch.Tensor) -> torch.Tensor:
+    """float32 rows with all mass on these ids; all zero for NO_TOKEN."""
+    ids_R1 = torch.tensor(ids, device=like_RV.device).unsqueeze(1)
+    mass_R1 = (ids_R1 != NO_TOKEN).float()
+    return like_RV.new_zeros((len(ids), like_RV.shape[1])).scatter_(1, ids_R1.clamp(min=0), mass_R1)
 
 
 def inverse_cdf(probs_RV: torch.Tensor, coins_R: torch.Tensor) -> torch.Tensor:
@@ -61,30 +70,41 @@ def inverse_cdf(probs_RV: torch.Tensor, coins_R: torch.Tensor) -> torch.Tensor:
     return ids_R.clamp_(max=probs_RV.shape[1] - 1)  # NaN rows land past the end
 
 
-def _host_inverse_cdfs(probs_RV: torch.Tensor, coins: list[float]) -> np.ndarray:
-    """`inverse_cdf` on the host, by as few calls as possible: ids_R."""
-    running_RV: np.ndarray = probs_RV.cumsum(-1, dtype=torch.float64).numpy()
-    total_R = running_RV[:, -1]
-    target_R = np.minimum(np.array(coins) * total_R, np.nextafter(total_R, 0.0))
-    ids_R: np.ndarray = (running_RV > target_R[:, None]).argmax(-1)
-    return ids_R
+def host_draw(logits_RV: Floats, coins_R: Wide) -> Ids:
+    """The same on the host: ids_R. A row's masses are the probabilities but for a factor, see `blocks.masses`."""
+    with np.errstate(all="ignore"):
+        if logits_RV.shape[1] <= SHORT:
+            return _draw_short(logits_RV, coins_R)
+        return np.array([_draw_long(*one) for one in zip(logits_RV, coins_R.tolist(), strict=True)], dtype=np.int64)
 
 
-def host_inverse_cdf(probs_V: np.ndarray, coin: float) -> int:
-    """`inverse_cdf` of one row: what fits into a core's cache, and of a long row no sum over tokens without mass."""
-    ids_C = None
-    if len(probs_V) > SHORT:
-        is_positive_V = probs_V > 0
-        num_positive = np.count_nonzero(is_positive_V)
-        if not num_positive:
-            return 0  # NaN, or a row without mass
-        if num_positive < len(probs_V) // 4:
-            ids_C = is_positive_V.nonzero()[0]
-            probs_V = probs_V[ids_C]
-        running_C = torch.from_numpy(probs_V).cumsum(-1, dtype=torch.float64).numpy()  # numpy takes three times as long
-    else:
-        running_C = probs_V.cumsum(dtype=np.float64)
-    total = float(running_C[-1])
-    index = int(running_C.searchsorted(min(coin * total, math.nextafter(total, 0.0)), side="right"))
-    index = min(index, len(running_C) - 1)  # NaN lands past the end
-    return index if ids_C is None else int(ids_C[index])
+def _draw_short(logits_RC: Floats, coins_R: Wide) -> Ids:
+    mass_RC = np.exp(logits_RC - logits_RC.max(-1, keepdims=True))
+    running_RC = running_sums(mass_RC)
+    target_R = np.minimum(coins_R * running_RC[:, -1], np.nextafter(running_RC[:, -1], 0.0))
+    ids_R: Ids = (running_RC > target_R[:, None]).argmax(-1)
+    is_drawn_R = mass_RC[np.arange(len(ids_R)), ids_R] > 0
+    return ids_R if is_drawn_R.all() else np.where(is_drawn_R, ids_R, NO_TOKEN)
+
+
+def _draw_long(logits_V: Floats, coin: float) -> int:
+    """By its live tokens, if they are few. Else the running sum is that of stretches, then of tokens in a stretch."""
+    ids_C = few_live(logits_V)
+    if ids_C is not None:
+        place = int(_draw_short(logits_V[None, ids_C], np.array([coin]))[0]) if len(ids_C) else NO_TOKEN
+        return place if place == NO_TOKEN else int(ids_C[place])
+    mass_V = np.exp(logits_V - logits_V.max()).astype(np.float64)
+    starts_S = np.arange(0, len(mass_V), _STRETCH)
+    running_S = np.add.reduceat(mass_V, starts_S).cumsum()
+    total = float(running_S[-1])
+    if not total > 0:  # of a NaN or +inf in the row
+        return NO_TOKEN
+    target = min(coin * total, math.nextafter(total, 0.0))
+    stretch = int(running_S.searchsorted(target, side="right"))
+    first = int(starts_S[stretch])
+    mass_C = mass_V[first : first + _STRETCH]
+    running_C = mass_C.cumsum() + (running_S[stretch - 1] if stretch else 0.0)
+    place = int(running_C.searchsorted(target, side="right"))
+    if place == len(mass_C):  # the two sums of a stretch may differ in their last bit
+        place = int(mass_C.nonzero()[0][-1])
+    return first + place

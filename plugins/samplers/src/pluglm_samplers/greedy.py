@@ -8,11 +8,11 @@ import torch
 
 from pluglm.kernel.core import SampleRow
 from pluglm.kernel.errors import RequestError
-from pluglm.kernel.interfaces.component import BuildContext, ComponentConfig
-from pluglm.kernel.interfaces.sampler import Sampler
+from pluglm.kernel.interfaces.component import BuildContext, Capabilities, ComponentConfig
+from pluglm.kernel.interfaces.sampler import FINAL_ROWS, Sampler
 from pluglm.kernel.sampling_params import SamplingParams
 from pluglm_samplers.admission import unsupported
-from pluglm_samplers.drawing import pick_best
+from pluglm_samplers.drawing import one_hot_rows, pick_best
 
 # R: rows, V: vocabulary
 
@@ -26,6 +26,10 @@ class GreedySampler(Sampler):
     def __init__(self, config: ComponentConfig, context: BuildContext) -> None:
         pass
 
+    @classmethod
+    def capabilities(cls, config: ComponentConfig) -> Capabilities:
+        return Capabilities(provides=frozenset({FINAL_ROWS}))
+
     def check(self, params: SamplingParams) -> str | None:
         """Why these params need another sampler: a temperature, or a penalty."""
         if not params.greedy:
@@ -35,8 +39,16 @@ class GreedySampler(Sampler):
 
     def sample(self, logits_RV: torch.Tensor, rows: Sequence[SampleRow]) -> list[int]:
         """RequestError for a row that `check` refuses; never greedy in silence."""
+        self._require_greedy(rows)
+        return pick_best(logits_RV)
+
+    def final_rows(self, logits_RV: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
+        """One-hot rows. RequestError as `sample`."""
+        self._require_greedy(rows)
+        return one_hot_rows(pick_best(logits_RV), logits_RV)
+
+    def _require_greedy(self, rows: Sequence[SampleRow]) -> None:
         for row in rows:
             reason = self.check(row.params)
             if reason is not None:
                 raise RequestError(reason)
-        return pick_best(logits_RV)

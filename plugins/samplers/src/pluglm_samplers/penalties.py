@@ -3,19 +3,25 @@ and presence (OpenAI API reference: mu - count * frequency - [count > 0] * prese
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from itertools import chain
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import Field, StrictInt
 
 from pluglm.kernel.core import SampleRow
 from pluglm.kernel.interfaces.component import ComponentConfig
 from pluglm.kernel.interfaces.sampler import LogitsStep
 from pluglm.kernel.sampling_params import SamplingParams
-from pluglm_samplers.columns import FLOAT32, column, keep_finite, require_ids
+from pluglm_samplers.blocks import on_host
+from pluglm_samplers.columns import FLOAT32, keep_finite, require_ids
+from pluglm_samplers.histories import Ids, Prompts, outputs, texts
 
-# R: rows, V: vocabulary, n: distinct tokens of all histories, row after row
+# R: rows, V: vocabulary, n: tokens of all histories, row after row. One that comes twice is read before it is written,
+# so that it comes to the same; where its number counts, it comes once.
 
 
 class RepetitionConfig(ComponentConfig):
@@ -26,39 +32,67 @@ class RepetitionConfig(ComponentConfig):
     exclude_ids: tuple[StrictInt, ...] = ()
 
 
-class RepetitionPenalty(LogitsStep):
-    """Logits of tokens in prompt or output, each once: positive ones are divided by r, others multiplied by it."""
+class _Penalty(LogitsStep, ABC):
+    """What penalties share: where they read and write, on the host and elsewhere. The formulas are in float32."""
 
     interface_version = 1
-    Config = RepetitionConfig
     argmax_invariant = False
+    least = float(FLOAT32.min)  # of the parameter
+
+    def apply(self, logits_RV: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
+        rows_n, ids_n, counts_n = self._tokens(rows, logits_RV.shape[1])
+        penalty_R = [getattr(row.params, self.parameters[0]) for row in rows]
+        penalty_n = np.clip(penalty_R, self.least, FLOAT32.max).astype(np.float32)[rows_n]
+        if on_host(logits_RV):
+            host_RV = logits_RV.numpy()
+            before_n = host_RV[rows_n, ids_n]
+            with np.errstate(all="ignore"):  # what overflows is clipped, what is masked or NaN stays
+                changed_n = np.clip(self._changed(np, before_n, penalty_n, counts_n), FLOAT32.min, FLOAT32.max)
+            host_RV[rows_n, ids_n] = np.where(np.isfinite(before_n), changed_n, before_n)
+            return logits_RV
+        index = tuple(torch.from_numpy(one).to(logits_RV.device) for one in (rows_n, ids_n))
+        factors = (torch.from_numpy(one).to(logits_RV.device) for one in (penalty_n, counts_n))
+        before = logits_RV[index]
+        return logits_RV.index_put_(index, keep_finite(self._changed(torch, before, *factors), before))
+
+    @abstractmethod
+    def _tokens(self, rows: Sequence[SampleRow], vocab_size: int) -> tuple[Ids, Ids, NDArray[np.float32]]:
+        """(rows_n, ids_n, counts_n) of the tokens to penalise."""
+
+    @abstractmethod
+    def _changed(self, library: Any, before_n: Any, penalty_n: Any, counts_n: Any) -> Any:
+        """The new logits by numpy or torch, as the arguments are."""
+
+
+class RepetitionPenalty(_Penalty):
+    """Logits of tokens in prompt or output, each once: positive ones are divided by r, others multiplied by it."""
+
+    Config = RepetitionConfig
     parameters = ("repetition_penalty",)
+    least = float(FLOAT32.tiny)
 
     def __init__(self, config: RepetitionConfig, vocab_size: int) -> None:
-        self._start = -config.window if config.window is not None else None
-        self._exclude = torch.tensor(config.exclude_ids, dtype=torch.int64)
+        self._window, self._prompts = config.window, Prompts()
+        self._exclude = np.array(config.exclude_ids, dtype=np.int64)
 
     def is_active(self, params: SamplingParams) -> bool:
         return params.repetition_penalty != 1.0
 
-    def apply(self, logits_RV: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
-        histories = [(*row.prompt_token_ids, *row.output_token_ids)[self._start :] for row in rows]
-        index, _ = count_tokens(histories, logits_RV)
+    def _tokens(self, rows: Sequence[SampleRow], vocab_size: int) -> tuple[Ids, Ids, NDArray[np.float32]]:
+        rows_n, ids_n = place_tokens(texts(rows, self._prompts, self._window), vocab_size)
         if len(self._exclude):
-            is_meant_n = ~torch.isin(index[1], self._exclude.to(logits_RV.device))
-            index = index[0][is_meant_n], index[1][is_meant_n]
-        penalty_R1 = column((row.params.repetition_penalty for row in rows), logits_RV.device).clamp_(FLOAT32.tiny)
-        before_n, penalty_n = logits_RV[index], penalty_R1[index[0], 0]
-        changed_n = torch.where(before_n > 0, before_n / penalty_n, before_n * penalty_n)
-        return logits_RV.index_put_(index, keep_finite(changed_n, before_n))
+            is_meant_n = ~np.isin(ids_n, self._exclude)
+            rows_n, ids_n = rows_n[is_meant_n], ids_n[is_meant_n]
+        return rows_n, ids_n, np.ones(len(ids_n), dtype=np.float32)
+
+    def _changed(self, library: Any, before_n: Any, penalty_n: Any, counts_n: Any) -> Any:
+        return library.where(before_n > 0, before_n / penalty_n, before_n * penalty_n)
 
 
-class FrequencyPenalty(LogitsStep):
+class FrequencyPenalty(_Penalty):
     """l - f * (occurrences in the output)."""
 
-    interface_version = 1
     Config = ComponentConfig
-    argmax_invariant = False
     parameters = ("frequency_penalty",)
 
     def __init__(self, config: ComponentConfig, vocab_size: int) -> None:
@@ -67,19 +101,17 @@ class FrequencyPenalty(LogitsStep):
     def is_active(self, params: SamplingParams) -> bool:
         return params.frequency_penalty != 0.0
 
-    def apply(self, logits_RV: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
-        index, counts_n = count_tokens([row.output_token_ids for row in rows], logits_RV)
-        penalty_R1 = column((row.params.frequency_penalty for row in rows), logits_RV.device)
-        before_n = logits_RV[index]
-        return logits_RV.index_put_(index, keep_finite(before_n - counts_n * penalty_R1[index[0], 0], before_n))
+    def _tokens(self, rows: Sequence[SampleRow], vocab_size: int) -> tuple[Ids, Ids, NDArray[np.float32]]:
+        return count_tokens(outputs(rows), vocab_size)
+
+    def _changed(self, library: Any, before_n: Any, penalty_n: Any, counts_n: Any) -> Any:
+        return before_n - counts_n * penalty_n
 
 
-class PresencePenalty(LogitsStep):
+class PresencePenalty(_Penalty):
     """l - p for every token that occurs in the output."""
 
-    interface_version = 1
     Config = ComponentConfig
-    argmax_invariant = False
     parameters = ("presence_penalty",)
 
     def __init__(self, config: ComponentConfig, vocab_size: int) -> None:
@@ -88,24 +120,23 @@ class PresencePenalty(LogitsStep):
     def is_active(self, params: SamplingParams) -> bool:
         return params.presence_penalty != 0.0
 
-    def apply(self, logits_RV: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
-        index, _ = count_tokens([row.output_token_ids for row in rows], logits_RV)
-        penalty_R1 = column((row.params.presence_penalty for row in rows), logits_RV.device)
-        before_n = logits_RV[index]
-        return logits_RV.index_put_(index, keep_finite(before_n - penalty_R1[index[0], 0], before_n))
+    def _tokens(self, rows: Sequence[SampleRow], vocab_size: int) -> tuple[Ids, Ids, NDArray[np.float32]]:
+        rows_n, ids_n = place_tokens(outputs(rows), vocab_size)
+        return rows_n, ids_n, np.ones(len(ids_n), dtype=np.float32)
+
+    def _changed(self, library: Any, before_n: Any, penalty_n: Any, counts_n: Any) -> Any:
+        return before_n - penalty_n
 
 
-def count_tokens(
-    histories: Sequence[Sequence[int]], logits_RV: torch.Tensor
-) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """(rows_n, ids_n), each distinct token of each row once, and how often it occurs: counts_n float32, exact to 2**24.
+def place_tokens(histories: Sequence[Ids], vocab_size: int) -> tuple[Ids, Ids]:
+    """(rows_n, ids_n), a token as often as it occurs. ValueError for an id outside the vocabulary, -1 included."""
+    ids_n = np.concatenate(histories)
+    require_ids(torch.from_numpy(ids_n), vocab_size)
+    return np.arange(len(histories)).repeat([len(one) for one in histories]), ids_n
 
-    ValueError for an id outside the vocabulary, -1 included.
-    """
-    num_rows, vocab_size = logits_RV.shape
-    ids = torch.tensor(list(chain.from_iterable(histories)), dtype=torch.int64)
-    require_ids(ids, vocab_size)
-    rows = torch.arange(num_rows).repeat_interleave(torch.tensor([len(history) for history in histories]))
-    places_n, counts_n = torch.unique(rows * vocab_size + ids, return_counts=True)
-    places_n = places_n.to(logits_RV.device)
-    return (places_n // vocab_size, places_n % vocab_size), counts_n.to(logits_RV.device, torch.float32)
+
+def count_tokens(histories: Sequence[Ids], vocab_size: int) -> tuple[Ids, Ids, NDArray[np.float32]]:
+    """`place_tokens` with each token of each row once, and how often it occurs: counts_n, exact to 2**24."""
+    rows_n, ids_n = place_tokens(histories, vocab_size)
+    places_n, counts_n = np.unique(rows_n * vocab_size + ids_n, return_counts=True)
+    return places_n // vocab_size, places_n % vocab_size, counts_n.astype(np.float32)

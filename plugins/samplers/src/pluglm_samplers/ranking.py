@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 
-# R: rows, V: vocabulary, C: values of a row that are looked at, k: the largest of counts_R or one more, T: tied rows
+from pluglm_samplers.blocks import SHORT, Floats, Ids, drop_where, on_host
 
+# R: rows, V: vocabulary, C: values of a row that are looked at, k: the largest of counts_R or one more, G: groups,
+# D: tokens of a group, m: groups of all rows with a candidate, n: candidates of all rows
 
-SHORT = 1024  # values of a row, so many rows of which fit into a cache
-
-
-def is_best_by_row(values_RV: torch.Tensor) -> bool:
-    """Whether the host had better take row after row, by numpy: few rows, or long ones."""
-    return values_RV.device.type == "cpu" and (values_RV.shape[0] <= 4 or values_RV.shape[1] > SHORT)
+# Groups come in multiples of the first number, and as many for each token that is kept as the second says; where a
+# group would have fewer tokens than the third, a row is partitioned.
+_GROUPS, _GROUPS_EACH, _MIN_DEPTH = 512, 16, 8
+_LOWEST = np.finfo(np.float32).min  # no masked token reaches it
 
 
 def sort_best(values_RC: torch.Tensor, count: int) -> torch.Tensor:
@@ -21,21 +23,22 @@ def sort_best(values_RC: torch.Tensor, count: int) -> torch.Tensor:
 
     On the host numpy sorts everything, with vector instructions, in a half of the time that torch.topk takes for few.
     """
-    if values_RC.device.type != "cpu":
+    if not on_host(values_RC):
         return torch.topk(values_RC, count, dim=-1).values
-    return torch.from_numpy(np.sort(values_RC.numpy(), axis=-1)[:, : -count - 1 : -1].copy())
+    return torch.from_numpy(descending(values_RC.numpy())[:, :count].copy())
 
 
-def keep_best(logits_RV: torch.Tensor, counts_R: torch.Tensor, best_Rk: torch.Tensor | None = None) -> torch.Tensor:
-    """All but the counts_R (int64, 1 .. V) best tokens of each row go to -inf, in place.
+def descending(values_RC: Floats) -> Floats:
+    """Each row sorted, largest first, NaN before all."""
+    return np.ascontiguousarray(np.sort(values_RC, axis=-1)[:, ::-1])  # a reversed view is slow to compute with
 
-    best_Rk: what `sort_best` gives for one more than the largest count, or for V, from who has it already.
-    """
-    if best_Rk is None:
-        best_Rk = sort_best(logits_RV, min(int(counts_R.max()) + 1, logits_RV.shape[1]))
-    if logits_RV.device.type == "cpu":
-        _keep_best_on_host(logits_RV.numpy(), best_Rk.numpy(), counts_R.numpy())
+
+def keep_best(logits_RV: torch.Tensor, counts_R: torch.Tensor) -> torch.Tensor:
+    """All but the counts_R (int64, 1 .. V) best tokens of each row go to -inf, in place. A row with NaN may stay."""
+    if on_host(logits_RV):
+        _keep_best_on_host(logits_RV.numpy(), counts_R.numpy())
         return logits_RV
+    best_Rk = sort_best(logits_RV, min(int(counts_R.max()) + 1, logits_RV.shape[1]))
     counts_R1 = counts_R.unsqueeze(1)
     last_R1 = best_Rk.gather(1, counts_R1 - 1)
     next_R1 = best_Rk.gather(1, counts_R1.clamp(max=best_Rk.shape[1] - 1))
@@ -45,25 +48,81 @@ def keep_best(logits_RV: torch.Tensor, counts_R: torch.Tensor, best_Rk: torch.Te
     return drop_below(logits_RV, last_R1)
 
 
-def _keep_best_on_host(logits_RV: np.ndarray, best_Rk: np.ndarray, counts_R: np.ndarray) -> None:
-    """By numpy, which takes less to call and starts no threads."""
-    rows_R = np.arange(len(counts_R))
-    last_R = best_Rk[rows_R, counts_R - 1]
-    next_R = best_Rk[rows_R, np.minimum(counts_R, best_Rk.shape[1] - 1)]
-    is_dropped_RV = logits_RV < last_R[:, None]
-    if ((next_R == last_R) & (last_R > -np.inf)).any():  # logits of the value of the last one, maybe too many of them
-        is_tied_RV = logits_RV == last_R[:, None]
-        room_R = counts_R - (best_Rk == last_R[:, None]).argmax(-1)
-        is_dropped_RV |= is_tied_RV & (is_tied_RV.cumsum(-1, dtype=np.int32) > room_R[:, None])
-    np.copyto(logits_RV, np.float32(-np.inf), where=is_dropped_RV)
+def _keep_best_on_host(logits_RV: Floats, counts_R: Ids) -> None:
+    """Long rows one by one, by their candidates."""
+    if logits_RV.shape[1] <= SHORT:
+        keep_prefix(logits_RV, descending(logits_RV), np.minimum(counts_R, logits_RV.shape[1]))
+        return
+    for logits_V, count in zip(logits_RV, counts_R.tolist(), strict=True):
+        if not math.isfinite(logits_V.max()):
+            continue
+        ids_n = find_best(logits_V[None], count)[1]
+        logits_1n = logits_V[None, ids_n]
+        keep_prefix(logits_1n, descending(logits_1n), np.array([min(count, len(ids_n))]))
+        logits_V.fill(-np.inf)
+        logits_V[ids_n] = logits_1n[0]
+
+
+def keep_prefix(logits_BC: Floats, best_Bk: Floats, counts_B: Ids) -> None:
+    """All but the counts_B best of each row go to -inf, in place; best_Bk is what `descending` gives, or its start."""
+    if len(counts_B) == 1:
+        _keep_prefix_of_row(logits_BC[0], best_Bk[0], int(counts_B[0]))
+        return
+    rows_B1, counts_B1 = np.arange(len(counts_B))[:, None], counts_B[:, None]
+    last_B1 = best_Bk[rows_B1, counts_B1 - 1]
+    next_B1 = best_Bk[rows_B1, np.minimum(counts_B1, best_Bk.shape[1] - 1)]
+    is_dropped_BC = logits_BC < last_B1
+    if ((next_B1 == last_B1) & (last_B1 > -np.inf)).any():  # others have the value of the last one, maybe too many
+        is_tied_BC = logits_BC == last_B1
+        room_B1 = counts_B1 - (best_Bk == last_B1).argmax(-1, keepdims=True)
+        is_dropped_BC |= is_tied_BC & (is_tied_BC.cumsum(-1, dtype=np.int32) > room_B1)
+    drop_where(logits_BC, is_dropped_BC)
+
+
+def _keep_prefix_of_row(logits_C: Floats, best_k: Floats, count: int) -> None:
+    """The same in half the calls: what a step of one sequence costs is calls alone."""
+    last = best_k[count - 1]
+    is_dropped_C = logits_C < last
+    if count < len(best_k) and best_k[count] == last > -np.inf:
+        tied = (logits_C == last).nonzero()[0]
+        is_dropped_C[tied[count - int((best_k == last).argmax()) :]] = True
+    drop_where(logits_C, is_dropped_C)
+
+
+def find_best(logits_RV: Floats, count: int) -> tuple[Ids, Ids]:
+    """(rows_n, ids_n), ascending: of every row the `count` (1 .. V) best live tokens, their ties, and some more.
+
+    Nothing is sorted where `count` is a small part of V: a row is split into groups, and the count-th largest of their
+    best logits is a floor that `count` tokens reach, so whatever is below it is not among the best. A group is every
+    G-th token, so that large logits side by side do not fall into one.
+    """
+    num_rows, size = logits_RV.shape
+    num_groups = _GROUPS * -(-_GROUPS_EACH * count // _GROUPS)
+    depth = size // num_groups
+    if depth < _MIN_DEPTH:
+        floor_R1 = np.partition(logits_RV, size - count, axis=-1)[:, size - count, None]
+        rows_n, ids_n = (logits_RV >= np.maximum(floor_R1, _LOWEST)).nonzero()
+        return rows_n, ids_n
+    grouped = depth * num_groups
+    values_RDG = logits_RV[:, :grouped].reshape(num_rows, depth, num_groups)
+    best_RG = values_RDG.max(1)
+    floor_R1 = np.partition(best_RG, num_groups - count, axis=-1)[:, num_groups - count, None]
+    floor_R1 = np.maximum(floor_R1, _LOWEST)
+    rows_m, groups_m = (best_RG >= floor_R1).nonzero()
+    found_n, depths_n = (values_RDG[rows_m, :, groups_m] >= floor_R1[rows_m]).nonzero()
+    rest_rows_n, rest_ids_n = (logits_RV[:, grouped:] >= floor_R1).nonzero()
+    places_n = rows_m[found_n] * size + depths_n * num_groups + groups_m[found_n]
+    places_n = np.concatenate((places_n, rest_rows_n * size + grouped + rest_ids_n))
+    places_n.sort()
+    return places_n // size, places_n % size
 
 
 def drop_below(logits_RV: torch.Tensor, floor_R1: torch.Tensor) -> torch.Tensor:
     """What is less than its row's floor goes to -inf, in place; NaN stays."""
-    if logits_RV.device.type != "cpu":
+    if not on_host(logits_RV):
         return logits_RV.masked_fill_(logits_RV < floor_R1, -torch.inf)
     host_RV = logits_RV.numpy()  # numpy compares with vector instructions, torch an element at a time
-    np.copyto(host_RV, np.float32(-np.inf), where=host_RV < floor_R1.numpy())
+    drop_where(host_RV, host_RV < floor_R1.numpy())
     return logits_RV
 
 

@@ -11,6 +11,7 @@ from pluglm.kernel.core import SampleRow
 from pluglm.kernel.interfaces.component import ComponentConfig
 from pluglm.kernel.interfaces.sampler import LogitsStep
 from pluglm.kernel.sampling_params import SamplingParams
+from pluglm_samplers.blocks import on_host
 from pluglm_samplers.columns import FLOAT32
 
 # R: rows, V: vocabulary
@@ -30,9 +31,12 @@ class Temperature(LogitsStep):
     def is_active(self, params: SamplingParams) -> bool:
         return params.temperature != 1.0
 
+    def most_kept(self, params: SamplingParams) -> None:
+        """See OrderStep: there is no bound."""
+
     def apply(self, logits_RV: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
         temperature_R = np.minimum([row.params.temperature for row in rows], FLOAT32.max).astype(np.float32)
-        if logits_RV.device.type == "cpu":  # numpy has the same arithmetic, takes less to call and starts no threads
+        if on_host(logits_RV):  # numpy has the same arithmetic, takes less to call and starts no threads
             host_RV = logits_RV.numpy()
             with np.errstate(all="ignore"):
                 host_RV -= host_RV.max(-1, keepdims=True)

@@ -22,12 +22,17 @@ class TopK(LogitsStep):
     Config = ComponentConfig
     argmax_invariant = True
     parameters = ("top_k",)
+    limits = ("top_k",)
 
     def __init__(self, config: ComponentConfig, vocab_size: int) -> None:
         self._vocab_size = vocab_size
 
     def is_active(self, params: SamplingParams) -> bool:
         return 0 < params.top_k < self._vocab_size
+
+    def most_kept(self, params: SamplingParams) -> int:
+        """See OrderStep."""
+        return params.top_k
 
     def apply(self, logits_RV: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
         counts_R = torch.tensor([row.params.top_k for row in rows], device=logits_RV.device)

@@ -10,8 +10,8 @@ from pluglm.kernel.core import SampleRow
 from pluglm.kernel.interfaces.component import ComponentConfig
 from pluglm.kernel.interfaces.sampler import LogitsStep
 from pluglm.kernel.sampling_params import SamplingParams
-from pluglm_samplers.ranking import keep_best, sort_best
-from pluglm_samplers.top_p import nucleus_sizes
+from pluglm_samplers.ranking import keep_best
+from pluglm_samplers.top_p import keep_nuclei
 
 # R: rows, V: vocabulary
 
@@ -23,6 +23,7 @@ class TopKTopP(LogitsStep):
     Config = ComponentConfig
     argmax_invariant = True
     parameters = ("top_k", "top_p")
+    limits = ("top_k", "top_p")
 
     def __init__(self, config: ComponentConfig, vocab_size: int) -> None:
         self._vocab_size = vocab_size
@@ -30,14 +31,15 @@ class TopKTopP(LogitsStep):
     def is_active(self, params: SamplingParams) -> bool:
         return self._most(params) < self._vocab_size or params.top_p < 1.0
 
+    def most_kept(self, params: SamplingParams) -> int | None:
+        """See OrderStep. With a top_p the mass of the whole row counts, so that there is no bound to rely on."""
+        return self._most(params) if params.top_p == 1.0 else None
+
     def apply(self, logits_RV: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
-        most_R = torch.tensor([self._most(row.params) for row in rows], device=logits_RV.device)
+        most = [self._most(row.params) for row in rows]
         if all(row.params.top_p == 1.0 for row in rows):
-            return keep_best(logits_RV, most_R)
-        ranked_RV = sort_best(logits_RV, self._vocab_size)
-        sizes_R = nucleus_sizes(ranked_RV, [row.params.top_p for row in rows])
-        is_open_R = torch.tensor([row.params.top_p == 1.0 for row in rows], device=logits_RV.device)
-        return keep_best(logits_RV, torch.minimum(most_R, sizes_R.where(~is_open_R, self._vocab_size)), ranked_RV)
+            return keep_best(logits_RV, torch.tensor(most, device=logits_RV.device))
+        return keep_nuclei(logits_RV, [row.params.top_p for row in rows], most)
 
     def _most(self, params: SamplingParams) -> int:
         """Tokens that top_k keeps; all when it is off."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,9 +11,11 @@ from pluglm.kernel.core import SampleRow
 from pluglm.kernel.interfaces.component import ComponentConfig
 from pluglm.kernel.interfaces.sampler import LogitsStep
 from pluglm.kernel.sampling_params import SamplingParams
-from pluglm_samplers.ranking import SHORT, is_best_by_row, keep_best, sort_best
+from pluglm_samplers.blocks import SHORT, Floats, Ids, Wide, in_blocks, masses, on_host, running_sums
+from pluglm_samplers.mass_prefix import keep_mass_prefix
+from pluglm_samplers.ranking import descending, keep_best, keep_prefix, sort_best
 
-# R: rows, V: vocabulary, C: the tokens that may belong to a nucleus
+# R: rows, V: vocabulary, B: rows of a block, C: columns of a block
 
 
 class TopP(LogitsStep):
@@ -27,6 +28,7 @@ class TopP(LogitsStep):
     Config = ComponentConfig
     argmax_invariant = True
     parameters = ("top_p",)
+    limits = ("top_p",)
 
     def __init__(self, config: ComponentConfig, vocab_size: int) -> None:
         pass
@@ -34,64 +36,56 @@ class TopP(LogitsStep):
     def is_active(self, params: SamplingParams) -> bool:
         return params.top_p < 1.0
 
+    def most_kept(self, params: SamplingParams) -> None:
+        """See OrderStep: there is no bound."""
+
     def apply(self, logits_RV: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
-        top_p = [row.params.top_p for row in rows]
-        if is_best_by_row(logits_RV):
-            with np.errstate(over="ignore"):  # a token too far below the best one has no mass
-                for row, p in enumerate(top_p):
-                    keep_nucleus(logits_RV[row], p)
-            return logits_RV
-        ranked_RV = sort_best(logits_RV, logits_RV.shape[1])
-        return keep_best(logits_RV, nucleus_sizes(ranked_RV, top_p), ranked_RV)
+        return keep_nuclei(logits_RV, [row.params.top_p for row in rows], None)
+
+
+def keep_nuclei(logits_RV: torch.Tensor, top_p: Sequence[float], most: Sequence[int] | None) -> torch.Tensor:
+    """All but the nucleus of each row go to -inf, in place, and of it all but the `most` best tokens if given.
+
+    A row whose best logit is not finite stays, for whoever draws.
+    """
+    size = logits_RV.shape[1]
+    if on_host(logits_RV):
+        most_R = np.full(len(logits_RV), size) if most is None else np.array(most)
+        return in_blocks(_keep_nuclei_of_block, logits_RV, np.array(top_p)[:, None], most_R)
+    sizes_R = nucleus_sizes(sort_best(logits_RV, size), top_p)
+    return keep_best(logits_RV, sizes_R if most is None else sizes_R.minimum(sizes_R.new_tensor(most)))
 
 
 def nucleus_sizes(ranked_RV: torch.Tensor, top_p: Sequence[float]) -> torch.Tensor:
-    """Tokens in the smallest prefix of the ranking with top_p of the row's mass, int64 [R], at least 1.
+    """Tokens in the smallest prefix of the ranking with top_p of the row's mass, int64 [R], at least 1; V for p = 1.
 
     ranked_RV: all logits of a row, the largest first. Of a row without mass it is 1.
     """
-    if ranked_RV.device.type != "cpu":
-        all_RV = (ranked_RV - ranked_RV[:, :1]).exp_().cumsum(-1, dtype=torch.float64)
-        wanted_R = all_RV[:, -1] * torch.tensor(top_p, dtype=torch.float64, device=ranked_RV.device)
-        return (all_RV[:, :-1] < wanted_R.unsqueeze(1)).sum(-1) + 1
-    host_RV = ranked_RV.numpy()
-    with np.errstate(over="ignore", invalid="ignore"):  # far below the best one, or of a row with infinite logits
-        mass_RV = np.exp(host_RV - host_RV[:, :1])
-    running_RV = torch.from_numpy(mass_RV).cumsum(-1, dtype=torch.float64).numpy()  # numpy takes three times as long
-    mass_R = running_RV[:, -1] * np.array(top_p)
-    return torch.from_numpy((running_RV >= mass_R[:, None]).argmax(-1) + 1)
+    p_R = torch.tensor(top_p, dtype=torch.float64, device=ranked_RV.device)
+    running_RV = (ranked_RV - ranked_RV[:, :1]).exp_().cumsum(-1, dtype=torch.float64)
+    sizes_R = (running_RV[:, :-1] < (running_RV[:, -1] * p_R).unsqueeze(1)).sum(-1) + 1
+    return sizes_R.where(p_R < 1, ranked_RV.shape[1])
 
 
-def keep_nucleus(logits_V: torch.Tensor, top_p: float) -> None:
-    """The same of one row on the host; to the bit, when it is short. A row without mass stays, for whoever draws."""
-    logits = logits_V.numpy()
-    best = logits.max()
-    if not math.isfinite(best):
+def _keep_nuclei_of_block(logits_BC: Floats, p_B1: Wide, most_B: Ids) -> None:
+    if logits_BC.shape[1] <= SHORT:
+        _keep_ranked(logits_BC, p_B1, most_B)
         return
-    if len(logits) <= SHORT:
-        _keep_prefix(logits, best, top_p, None)
+    below_1V, mass_1V, total_11 = masses(logits_BC)
+    if np.isnan(total_11[0, 0]):
         return
-    mass = np.exp(logits - best)
-    total = float(mass.sum(dtype=np.float64))
-    # Tokens with less than (1 - p) * total / 2V each have at most half of the mass that may be dropped, all together.
-    # So no nucleus reaches them, nor do ties with its last token: only the others are sorted.
-    ids_C = (mass >= (1 - top_p) * total / (2 * len(mass))).nonzero()[0]
-    logits_C = logits[ids_C]
-    _keep_prefix(logits_C, best, top_p, total)
-    logits.fill(-np.inf)
-    logits[ids_C] = logits_C
+    p, most, num_kept = float(p_B1[0, 0]), int(most_B[0]), logits_BC.shape[1]
+    if p < 1:
+        num_kept = keep_mass_prefix(logits_BC[0], np.abs(below_1V[0]), mass_1V[0], p * float(total_11[0, 0]))
+    if most < num_kept:
+        keep_best(torch.from_numpy(logits_BC), torch.tensor([most]))
 
 
-def _keep_prefix(logits_C: np.ndarray, best: np.float32, top_p: float, total: float | None) -> None:
-    """All but the nucleus go to -inf. total: the mass that top_p is a part of; None is that of logits_C."""
-    ranked_C = np.sort(logits_C)[::-1]
-    running_C = np.exp(ranked_C - best).cumsum(dtype=np.float64)
-    mass = top_p * (running_C[-1] if total is None else total)
-    count = min(int(running_C.searchsorted(mass)) + 1, len(ranked_C))
-    last = ranked_C[count - 1]
-    is_dropped_C = logits_C < last
-    if count < len(ranked_C) and ranked_C[count] == last:  # of the ties, the highest ids go
-        tied = (logits_C == last).nonzero()[0]
-        num_above = len(ranked_C) - int(ranked_C[::-1].searchsorted(last, side="right"))
-        is_dropped_C[tied[count - num_above :]] = True
-    logits_C[is_dropped_C] = -np.inf
+def _keep_ranked(logits_BC: Floats, p_B1: Wide, most_B: Ids) -> None:
+    ranked_BC = descending(logits_BC)
+    running_BC = running_sums(np.exp(ranked_BC - ranked_BC[:, :1]))
+    wanted_B1 = p_B1 * running_BC[:, -1:]
+    wanted_B1[p_B1 >= 1] = np.inf
+    running_BC[:, -1] = np.inf  # of p = 1; all others but NaN are reached before
+    sizes_B = (running_BC >= wanted_B1).argmax(-1) + 1
+    keep_prefix(logits_BC, ranked_BC, np.minimum(sizes_B, most_B))

@@ -11,9 +11,11 @@ from pluglm.kernel.core import SampleRow
 from pluglm.kernel.interfaces.component import ComponentConfig
 from pluglm.kernel.interfaces.sampler import LogitsStep
 from pluglm.kernel.sampling_params import SamplingParams
+from pluglm_samplers.blocks import SHORT, Floats, Wide, drop_where, in_blocks, masses, mean_below, on_host, running_sums
 from pluglm_samplers.columns import entropy, row_sum, wide_column
+from pluglm_samplers.mass_prefix import keep_mass_prefix
 
-# R: rows, V: vocabulary
+# R: rows, V: vocabulary, B: rows of a block, C: columns of a block
 
 
 class TypicalP(LogitsStep):
@@ -33,11 +35,17 @@ class TypicalP(LogitsStep):
     def is_active(self, params: SamplingParams) -> bool:
         return params.typical_p < 1.0 and not params.greedy
 
+    def most_kept(self, params: SamplingParams) -> None:
+        """See OrderStep: there is no bound."""
+
     def apply(self, logits_RV: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
+        if on_host(logits_RV):
+            p_R1 = np.array([[row.params.typical_p] for row in rows])
+            return in_blocks(_keep_typical, logits_RV, p_R1)
         typical_p_R1 = wide_column((row.params.typical_p for row in rows), logits_RV.device)
         logprobs_RV = logits_RV.log_softmax(-1)
         oddness_RV = (logprobs_RV + entropy(logits_RV).float()).abs_()  # infinite for masked tokens
-        order_RV = ascending(oddness_RV)
+        order_RV = oddness_RV.sort(dim=-1, stable=True).indices
         probs_RV = logprobs_RV.exp_()
         total_R1 = row_sum(probs_RV)
         running_RV = probs_RV.gather(1, order_RV).cumsum(-1, dtype=torch.float64)
@@ -48,14 +56,24 @@ class TypicalP(LogitsStep):
         return logits_RV.masked_fill_(~(is_kept_RV | total_R1.isnan()), -torch.inf)
 
 
-def ascending(values_RV: torch.Tensor) -> torch.Tensor:
-    """ids_RV int64 of the values (float32, none negative) from the least on, ties by lowest id, NaN last.
+def _keep_typical(logits_BC: Floats, p_B1: Wide) -> None:
+    """|-ln p - H| is |(l - max l) - its mean|: what a logarithm of the total would add cancels out."""
+    below_BC, mass_BC, total_B1 = masses(logits_BC)
+    odd_BC = np.abs(below_BC - mean_below(below_BC, mass_BC, total_B1).astype(np.float32))
+    if logits_BC.shape[1] <= SHORT:
+        _drop_odd(logits_BC, odd_BC, mass_BC, p_B1 * total_B1)
+        return
+    if np.isnan(total_B1[0, 0]):
+        return
+    keep_mass_prefix(logits_BC[0], odd_BC[0], mass_BC[0], float(p_B1[0, 0] * total_B1[0, 0]))
 
-    On the host numpy sorts (value, id) as one number, with vector instructions, in a sixth of torch's time.
-    """
-    if values_RV.device.type != "cpu":
-        return values_RV.sort(dim=-1, stable=True).indices
-    keys_RV = values_RV.numpy().view(np.int32).astype(np.int64) << 32  # such floats order as the integers of their bits
-    keys_RV |= np.arange(values_RV.shape[1])
-    keys_RV.sort(axis=-1)
-    return torch.from_numpy(keys_RV & 0xFFFFFFFF)
+
+def _drop_odd(logits_BC: Floats, odd_BC: Floats, mass_BC: Floats, wanted_B1: Wide) -> None:
+    """Sorts (oddness, id) as one integer, with vector instructions. NaN has no order: such a row is left."""
+    keys_BC = odd_BC.view(np.int32).astype(np.int64) << 32  # floats that are not negative order as their bits
+    keys_BC |= np.arange(odd_BC.shape[1])
+    sorted_BC = np.sort(keys_BC, axis=-1)
+    rows_B1 = np.arange(len(odd_BC))[:, None]
+    running_BC = running_sums(mass_BC[rows_B1, sorted_BC & 0xFFFFFFFF])
+    last_B1 = (running_BC[:, :-1] < wanted_B1).sum(-1, keepdims=True)
+    drop_where(logits_BC, (keys_BC > sorted_BC[rows_B1, last_B1]) & ~np.isnan(wanted_B1))

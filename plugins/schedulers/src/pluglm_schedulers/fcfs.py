@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from pydantic import Field
@@ -77,6 +77,15 @@ class FcfsPolicy(SchedulingPolicy):
 
     def on_event(self, event: Event) -> None:
         """Nothing is counted."""
+
+    def checkpoint(self) -> Callable[[], None]:
+        restore_shares, saved = self._shares.checkpoint(), (self._last, set(self._skipped), dict(self._num_skips))
+
+        def restore() -> None:
+            restore_shares()
+            self._last, self._skipped, self._num_skips = saved
+
+        return restore
 
     def _may_skip(self, sequence_id: int) -> bool:
         """Asked more than once in a step, it gives the same answer."""

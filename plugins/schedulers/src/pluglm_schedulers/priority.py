@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from pluglm.kernel.interfaces.component import BuildContext, ComponentConfig
@@ -68,6 +68,9 @@ class PriorityPolicy(SchedulingPolicy):
 
     def on_event(self, event: Event) -> None:
         """Nothing is counted."""
+
+    def checkpoint(self) -> Callable[[], None]:
+        return self._shares.checkpoint()
 
     def _rank(self, request: RequestView) -> Rank:
         """Smaller is more deserving. Independent of the clock, so that no order ever flips."""

@@ -6,7 +6,7 @@ work of a request is the most that it may still need, since nobody knows where a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from pluglm.kernel.interfaces.component import BuildContext, ComponentConfig
@@ -71,6 +71,9 @@ class ShortestFirstPolicy(SchedulingPolicy):
 
     def on_event(self, event: Event) -> None:
         """Nothing is counted."""
+
+    def checkpoint(self) -> Callable[[], None]:
+        return self._shares.checkpoint()
 
     def _rank(self, request: RequestView) -> Rank:
         """Smaller is more deserving. Independent of the clock and of progress."""

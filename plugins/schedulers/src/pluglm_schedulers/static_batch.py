@@ -5,7 +5,7 @@ Knows the KV only as room for whole requests; nobody who runs is ever preempted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pluglm.kernel.core import PlanItem, StepPlan
@@ -59,6 +59,15 @@ class StaticBatchScheduler(Scheduler):
             elif new_seat:  # the room stays free for it: nobody else is admitted meanwhile
                 _give_back(one, kv)
         return StepPlan(tuple(items), tuple(preempted))
+
+    def checkpoint(self) -> Callable[[], None]:
+        restore_shares, batch = self._shares.checkpoint(), self._batch
+
+        def restore() -> None:
+            restore_shares()
+            self._batch = batch
+
+        return restore
 
 
 Reserved = list[tuple["RequestView", int]]

@@ -70,6 +70,15 @@ class StepShares:
         least = 1 if _is_decode(request) else self._part
         return min(tokens_left, max(least, tokens_left - self._claims.get(request.sequence_id, 0)))
 
+    def checkpoint(self) -> Callable[[], None]:
+        """What puts everything back as it is now."""
+        saved = self._left, self._part, dict(self._claims), self._blocked, self._holders
+
+        def restore() -> None:
+            self._left, self._part, self._claims, self._blocked, self._holders = saved
+
+        return restore
+
     def blocked(self, view: StepView, request: RequestView) -> None:
         """A waiting request found no KV and holds back all behind it."""
         self._blocked = view.step, request.sequence_id

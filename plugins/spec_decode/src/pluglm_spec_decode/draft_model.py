@@ -1,37 +1,50 @@
-"""The `draft_model` drafter: a second, smaller model continues each sequence greedily. Verification is the kernel's."""
+"""The `draft_model` drafter: a second, smaller model continues each sequence. Verification is the kernel's."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+import torch
 from pydantic import Field
 
 from pluglm.kernel.core import BlockCopies, Chunk
-from pluglm.kernel.interfaces.component import BuildContext, ComponentConfig
-from pluglm.kernel.interfaces.drafter import Drafter, DraftRequest
+from pluglm.kernel.interfaces.component import BuildContext, Capabilities
+from pluglm.kernel.interfaces.drafter import ROWS, DraftRequest, Proposal
+from pluglm.verification.drawing import inverse_cdf
+from pluglm_spec_decode.adaptive import AdaptiveConfig, AdaptiveDrafter
 from pluglm_spec_decode.draft_cache import DraftCache
 from pluglm_spec_decode.same_vocabulary import require_same_vocabulary
 
-# R: rows with logits, V: vocabulary
+# R: rows with logits, k: drafts of a sequence, V: the target's logits
 
 
-class DraftModelConfig(ComponentConfig):
-    """model: a path, a name that an installed package registers, or a hub id. It runs in the target's dtype."""
+class DraftModelConfig(AdaptiveConfig):
+    """model: a path, a name that an installed package registers, or a hub id. It runs in the target's dtype.
+
+    draws: drafts for sampled requests are drawn at their temperature, which verification by token and block needs.
+    """
 
     model: str = Field(min_length=1)
-    num_tokens: int = Field(default=4, ge=1, le=32)
+    draws: bool = False
 
 
 @dataclass(slots=True)
 class _Job:
-    """One sequence in one proposal. drafts grows to num_wanted; num_computed counts token_ids with stored KV."""
+    """One sequence in one proposal. drafts grows to num_wanted; num_computed counts token_ids with stored KV.
+
+    coins: one for each draft that is drawn from a row, none when the most likely token is taken.
+    """
 
     sequence_id: int
     token_ids: list[int]
     num_wanted: int
     num_computed: int
+    coins: Sequence[float] = ()
+    temperature: float = 0.0
     drafts: list[int] = field(default_factory=list)
+    rows: list[torch.Tensor] = field(default_factory=list)
 
     @property
     def num_reserved(self) -> int:
@@ -40,52 +53,61 @@ class _Job:
 
 
 @dataclass(frozen=True, slots=True)
-class _Proposal:
+class _Made:
     num_known: int
     drafts: list[int]
+    rows_kV: torch.Tensor | None
 
 
-class DraftModelDrafter(Drafter):
+class DraftModelDrafter(AdaptiveDrafter):
     """Drafts what a smaller model would say: one batched call a position, after those that catch up with the text.
 
+    That is what it finds most likely; or with `draws`, for a request that is sampled, a draw at its temperature.
     A sequence gets no draft when it is longer than the draft model's context, or when the draft model's KV has no
     room for it (counted in `num_exhausted`).
     """
 
-    interface_version = 1
+    interface_version = 2
     Config = DraftModelConfig
+
+    @classmethod
+    def capabilities(cls, config: Any) -> Capabilities:
+        of_length = super().capabilities(config)
+        return replace(of_length, provides=of_length.provides | ({ROWS} if config.draws else frozenset()))
 
     def __init__(self, config: DraftModelConfig, context: BuildContext) -> None:
         """Raises PluginError when the two models' token ids do not mean the same."""
-        self._num_tokens = config.num_tokens
+        super().__init__(config)
+        self._num_tokens, self._draws, self._width = config.num_tokens, config.draws, context.spec.vocab_size
         self._max_step_tokens = context.max_step_tokens
         self._runner, tokenizer = context.build_runner(config.model)
         require_same_vocabulary(context.tokenizer.to_json(), tokenizer.to_json(), config.model)
         # Rows of a head beyond the tokenizer, or beyond the target's head, name no token.
         self._num_ids = min(tokenizer.vocab_size, context.spec.vocab_size)
         self._cache = DraftCache(self._runner.kv)
-        self._proposals: dict[int, _Proposal] = {}
+        self._proposals: dict[int, _Made] = {}
 
     @property
     def num_exhausted(self) -> int:
         """Proposals that were left empty for want of KV, since the start."""
         return self._cache.num_exhausted
 
-    def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
+    def _propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
         jobs = [job for job in map(self._job, requests) if job is not None]
         self._run_jobs(jobs)
         for job in jobs:
             if job.drafts:
-                self._proposals[job.sequence_id] = _Proposal(len(job.token_ids), job.drafts)
+                rows_kV = torch.stack(job.rows) if job.rows else None
+                self._proposals[job.sequence_id] = _Made(len(job.token_ids), job.drafts, rows_kV)
         return [self._proposed(request) for request in requests]
 
-    def observe(self, sequence_id: int, num_accepted: int, token_ids: Sequence[int]) -> None:
+    def _observe(self, sequence_id: int, num_accepted: int, token_ids: Sequence[int]) -> None:
         """Keeps the KV of the accepted drafts: they are committed now. The rest is computed when next proposing."""
         proposal = self._proposals.pop(sequence_id, None)
         if proposal is not None:
             self._cache.trim(sequence_id, proposal.num_known + num_accepted)
 
-    def release(self, sequence_id: int) -> None:
+    def _release(self, sequence_id: int) -> None:
         self._proposals.pop(sequence_id, None)
         self._cache.release(sequence_id)
 
@@ -97,17 +119,21 @@ class DraftModelDrafter(Drafter):
     def _job(self, request: DraftRequest) -> _Job | None:
         """None when there is nothing to compute: nothing is wanted, or it was proposed already."""
         num_wanted = self._num_wanted(request)
-        if num_wanted < 1 or len(self._proposed(request)) == num_wanted:
+        if num_wanted < 1 or len(self._proposed(request).token_ids) == num_wanted:
             return None
         num_usable = self._cache.num_usable(request.sequence_id, request.token_ids)
-        return _Job(request.sequence_id, list(request.token_ids), num_wanted, num_usable)
+        job = _Job(request.sequence_id, list(request.token_ids), num_wanted, num_usable)
+        if self._draws and not request.request.params.greedy:
+            job.coins, job.temperature = request.coins(num_wanted), request.request.params.temperature
+        return job
 
-    def _proposed(self, request: DraftRequest) -> list[int]:
+    def _proposed(self, request: DraftRequest) -> Proposal:
         """From the last proposal, while nothing was committed since: drawn again, near ties could fall otherwise."""
         proposal = self._proposals.get(request.sequence_id)
         if proposal is None or proposal.num_known != len(request.token_ids):
-            return []
-        return proposal.drafts[: max(self._num_wanted(request), 0)]
+            return Proposal([])
+        count = max(self._num_wanted(request), 0)
+        return Proposal(proposal.drafts[:count], None if proposal.rows_kV is None else proposal.rows_kV[:count])
 
     def _run_jobs(self, jobs: list[_Job]) -> None:
         wanted = {job.sequence_id: (job.num_computed, job.num_reserved) for job in jobs}
@@ -119,8 +145,7 @@ class DraftModelDrafter(Drafter):
         for position in range(max((job.num_wanted for job in running), default=0) - 1):
             drafting = [job for job in running if job.num_wanted > position + 1]
             chunks = [Chunk(job.sequence_id, job.drafts[-1:], len(job.token_ids) + position) for job in drafting]
-            for job, token_id in zip(drafting, self._most_likely(chunks), strict=True):
-                job.drafts.append(token_id)
+            self._draft(dict(enumerate(drafting)), self._run(chunks))
         for job in running:
             self._cache.note(job.sequence_id, job.token_ids + job.drafts[:-1])
 
@@ -135,13 +160,30 @@ class DraftModelDrafter(Drafter):
                     fed.append(job)
                     room -= len(new)
                     job.num_computed += len(new)
-            for job, token_id in zip(fed, self._most_likely(chunks, copies), strict=True):
-                if job.num_computed == len(job.token_ids):
-                    job.drafts.append(token_id)
+            logits_RV = self._run(chunks, copies)
+            self._draft({row: job for row, job in enumerate(fed) if job.num_computed == len(job.token_ids)}, logits_RV)
             copies = ()
 
-    def _most_likely(self, chunks: Sequence[Chunk], copies: BlockCopies = ()) -> list[int]:
-        """The token most likely after the last one of each chunk."""
-        logits_RV = self._runner.run(replace(self._runner.make_input(chunks), copies=copies))
-        token_ids: list[int] = logits_RV[:, : self._num_ids].argmax(dim=-1).tolist()
-        return token_ids
+    def _run(self, chunks: Sequence[Chunk], copies: BlockCopies = ()) -> torch.Tensor:
+        """logits_RV after the last token of each chunk, of ids that mean something."""
+        return self._runner.run(replace(self._runner.make_input(chunks), copies=copies))[:, : self._num_ids]
+
+    def _draft(self, jobs: Mapping[int, _Job], logits_RV: torch.Tensor) -> None:
+        """The next draft of each job, by row: the most likely token, or a draw whose row is kept with it."""
+        best = logits_RV.argmax(dim=-1).tolist()
+        for row, job in jobs.items():
+            if not job.coins:
+                job.drafts.append(best[row])
+        drawn = {row: job for row, job in jobs.items() if job.coins}
+        if not drawn:
+            return
+        some_RV, device = logits_RV[list(drawn)], logits_RV.device
+        warmth_R1 = torch.tensor([[job.temperature] for job in drawn.values()], device=device)
+        # The largest goes first: divided by a tiny temperature it would overflow.
+        probs_RV = ((some_RV - some_RV.amax(-1, keepdim=True)) / warmth_R1).softmax(-1)
+        probs_RV = torch.nn.functional.pad(probs_RV, (0, self._width - probs_RV.shape[1]))
+        coins = [job.coins[len(job.drafts)] for job in drawn.values()]
+        ids = inverse_cdf(probs_RV, torch.tensor(coins, dtype=torch.float64, device=device)).tolist()
+        for job, row_V, token_id in zip(drawn.values(), probs_RV, ids, strict=True):
+            job.drafts.append(token_id)
+            job.rows.append(row_V)

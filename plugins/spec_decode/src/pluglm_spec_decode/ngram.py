@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 from pydantic import Field, model_validator
 
-from pluglm.kernel.interfaces.component import BuildContext, ComponentConfig
-from pluglm.kernel.interfaces.drafter import Drafter, DraftRequest
+from pluglm.kernel.interfaces.component import BuildContext
+from pluglm.kernel.interfaces.drafter import DraftRequest, Proposal
+from pluglm_spec_decode.adaptive import AdaptiveConfig, AdaptiveDrafter
 from pluglm_spec_decode.ngram_search import NgramIndex
 
 
-class NgramConfig(ComponentConfig):
-    """num_tokens: proposed at most. The last max_ngram tokens are looked for first, then fewer, down to min_ngram."""
+class NgramConfig(AdaptiveConfig):
+    """The last max_ngram tokens are looked for first, then fewer, down to min_ngram."""
 
-    num_tokens: int = Field(default=4, ge=1, le=32)
     max_ngram: int = Field(default=3, ge=1, le=32)
     min_ngram: int = Field(default=1, ge=1, le=32)
 
@@ -25,29 +25,27 @@ class NgramConfig(ComponentConfig):
         return self
 
 
-class NgramDrafter(Drafter):
+class NgramDrafter(AdaptiveDrafter):
     """Drafts what followed the last tokens where they stood before: prompt lookup.
 
     Keeps an index per sequence, which trusts that token_ids only grows until release.
     """
 
-    interface_version = 1
+    interface_version = 2
     Config = NgramConfig
 
     def __init__(self, config: NgramConfig, context: BuildContext) -> None:
+        super().__init__(config)
         self._config = config
         self._indexes: dict[int, NgramIndex] = {}
 
-    def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
-        return [self._propose(request) for request in requests]
+    def _propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
+        return [Proposal(self._look_up(request)) for request in requests]
 
-    def observe(self, sequence_id: int, num_accepted: int, token_ids: Sequence[int]) -> None:
-        """Nothing to do: committed tokens come back in the next request."""
-
-    def release(self, sequence_id: int) -> None:
+    def _release(self, sequence_id: int) -> None:
         self._indexes.pop(sequence_id, None)
 
-    def _propose(self, request: DraftRequest) -> list[int]:
+    def _look_up(self, request: DraftRequest) -> list[int]:
         num_tokens = min(self._config.num_tokens, request.max_tokens)
         if num_tokens < 1:
             return []

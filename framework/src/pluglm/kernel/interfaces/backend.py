@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from pluglm.kernel.interfaces.component import Component
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
     from pluglm.kernel.core import ModelInput
@@ -62,4 +64,17 @@ class Backend(Component, Protocol):
 
     def execute(self, model: Model, inputs: ModelInput, attention: Attention, kv: KVStore) -> torch.Tensor:
         """Copies blocks, runs the model, stores KV for every row; returns logits_RV float32 of inputs.logit_rows_R."""
+        ...
+
+
+@runtime_checkable
+class LaunchingBackend(Protocol):
+    """Optional ability of a Backend: a batch is computed elsewhere, as on a device, and the host does other things."""
+
+    def launch(self, model: Model, inputs: ModelInput, attention: Attention, kv: KVStore) -> Callable[[], torch.Tensor]:
+        """Begin what `execute` does, on the same terms; what is returned is called once, and gives its result or error.
+
+        The logits may still be on their way then, as long as whoever reads them waits. Until that call, nothing but
+        `now` is asked of the backend, and neither the inputs nor the store are touched.
+        """
         ...

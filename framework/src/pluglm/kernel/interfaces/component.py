@@ -34,7 +34,8 @@ class Capabilities:
     """What a component offers, needs and cannot stand, as tags; the kernel accepts or refuses the combination at start.
 
     A tag is free text of the form `kind:value`, such as `numerics:batch_invariant`. Every filled slot provides
-    `slot:NAME` (`slot:drafter`) by itself, and the run provides `run:deterministic` when the config asks for it.
+    `slot:NAME` (`slot:drafter`) by itself, and the run provides `run:deterministic` when the config asks for it, and
+    `verification:RULE`.
     needs, refuses: tag -> the reason in words, which the user reads when the combination is refused.
     """
 

@@ -1,30 +1,82 @@
-"""The contract of a drafter: guesses of the next tokens. Verification is the kernel's, so a drafter cannot be lossy."""
+"""The contract of a drafter: guesses of the next tokens, and the rows they were drawn from. The kernel verifies them.
+
+Under `reproducible` a drafter cannot change the output. `token` and `block` rely on its rows, which no one can check in
+a run: a drafter that states others than it drew from is lossy there, and the contract kit is what finds it.
+"""
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from pluglm.kernel.interfaces.component import Component
+from pluglm.verification.randomness import Purpose, window_uniforms
 
-DRAFTER_VERSION = 1
+if TYPE_CHECKING:
+    import torch
+
+    from pluglm.kernel.core import Request
+
+DRAFTER_VERSION = 2
+ROWS = "drafter:rows"  # what it proposes for sampled requests is drawn, and comes with its rows
+SHARES = "drafter:shares"  # proposals may depend on the texts of other sequences
+ADAPTS = "drafter:adapts"  # how many tokens are proposed depends on how many were accepted before
+
+# k: drafts of one proposal, V: the target's logits
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class DraftRequest:
-    """One sequence to draft for. token_ids: prompt and committed output; at most max_tokens may be proposed."""
+    """One sequence to draft for: a lane of a request. Written by the engine, read by the drafter.
+
+    token_ids: prompt and committed output, a list of the drafter's own; at most max_tokens may be proposed.
+    request.params: a drafter may shape its rows by them or not; any rows are legal that it really draws from.
+    request.tenant, request.salt: what it learns of one sequence may serve others of the same two, and no others.
+    """
 
     sequence_id: int
+    request: Request
+    lane: int
     token_ids: list[int]
     max_tokens: int
 
+    @property
+    def position(self) -> int:
+        """Index of the output token that the first draft is for."""
+        return len(self.token_ids) - len(self.request.prompt_token_ids)
+
+    def coins(self, count: int) -> array[float]:
+        """The uniforms in (0, 1) that `count` drafts are drawn with. Nothing else may be drawn with them."""
+        return window_uniforms(self.request.seed, self.lane, self.position, count, Purpose.PROPOSE)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Proposal:
+    """Drafts of one sequence, in the target's token ids.
+
+    rows_kV: float32 probabilities on the target's device, [len(token_ids), V]: the rows that token_ids were drawn from,
+    each given the drafts before it, everything done to them before the draw included. None: the drafts were chosen, not
+    drawn, or their rows are unknown.
+    """
+
+    token_ids: list[int]
+    rows_kV: torch.Tensor | None = None
+
 
 class Drafter(Component, Protocol):
-    """Proposals are fixed (no draw whose probabilities verification would need), in the target's token ids."""
+    """Tags that it may declare: ROWS, SHARES, ADAPTS.
 
-    def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
-        """For each request 0 to max_tokens ids, in order. Proposing twice without observe gives equal ids."""
+    How many tokens it proposes may depend on everything but the draw of a token that it leaves out: it may end behind a
+    token it drew, and never drop one.
+    """
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
+        """For each request 0 to max_tokens drafts, in order; draws take DraftRequest.coins and nothing else.
+
+        Proposing twice without observe gives equal ids and rows.
+        """
         ...
 
     def observe(self, sequence_id: int, num_accepted: int, token_ids: Sequence[int]) -> None:

@@ -15,13 +15,17 @@ if TYPE_CHECKING:
 
 SAMPLER_VERSION = 1
 LOGITS_STEP_VERSION = 1
+FINAL_ROWS = "sampler:final_rows"
 NO_TOKEN = -1  # what a sampler returns for a row that nothing can be drawn from; that request alone fails
 
 # R: rows (one draw each), V: vocabulary
 
 
 class Sampler(Component, Protocol):
-    """Draws one token a row. A row's token depends on that row alone: never on its neighbours or on earlier calls."""
+    """Draws one token a row. A row's token depends on that row alone: never on its neighbours or on earlier calls.
+
+    What a method must carry from token to token of a lane is kept in `row.memory`, and nowhere else.
+    """
 
     def sample(self, logits_RV: torch.Tensor, rows: Sequence[SampleRow]) -> list[int]:
         """logits_RV float32, hard masks already at -inf; it may be changed in place.
@@ -39,6 +43,22 @@ class ParamsChecker(Protocol):
 
     def check(self, params: SamplingParams) -> str | None:
         """Why this sampler cannot honour params, or None."""
+        ...
+
+
+@runtime_checkable
+class FinalRows(Protocol):
+    """Optional ability of a sampler, declared by the tag FINAL_ROWS: tells the probabilities that `sample` draws from.
+
+    Verification by `token` and `block` needs them, and so do processed logprobs.
+    """
+
+    def final_rows(self, logits_RV: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
+        """probs_RV float32 on the logits' device, each row of sum 1; zero for whatever is at -inf in logits_RV.
+
+        Of a greedy row all mass is on its token; a row for which `sample` returns NO_TOKEN is all zero. As in `sample`,
+        a row depends on itself alone, and logits_RV may be changed in place. The same rows may come to `sample` too.
+        """
         ...
 
 
@@ -62,7 +82,8 @@ class LogitsStep(Component, Protocol):
         """Rows transformed (all of them are active). May work in place; -inf stays -inf.
 
         Truncations only send logits to -inf; they keep at least one, unless they are hard masks. A row with NaN or
-        without a token touches no other.
+        without a token touches no other. Rows of one lane may come together, behind drafts that may be refused: a step
+        that keeps something in their `memory` takes them by position, each after the ones before it.
         """
         ...
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from pluglm.kernel.interfaces.component import Component
 
@@ -91,4 +91,19 @@ class SchedulingPolicy(Component, Protocol):
 
     def on_event(self, event: Event) -> None:
         """Every event of every request, for policies that count."""
+        ...
+
+
+@runtime_checkable
+class PlansAhead(Protocol):
+    """Optional ability of a Scheduler or a SchedulingPolicy: it may be asked about a step that then does not come.
+
+    Who has it promises that a plan depends on the budget, the transaction's answers, the views but for their clock
+    and cached prefixes, and what earlier plans left in it; `admit` and `on_event` neither read that nor change it.
+    The promise is not inherited: a subclass that keeps it has a `checkpoint` of its own.
+    """
+
+    def checkpoint(self) -> Callable[[], object]:
+        """What takes back all that is asked from here on, as if it had never been. Called before a step is planned
+        ahead, and what it returns at most once, before the next plan; its cost is hidden, that of the latter is not."""
         ...

@@ -97,8 +97,8 @@ int32_t pluglm_panels_fit(const void* gate_up) { return panels_fit(*(const Linea
 int32_t pluglm_gated_product(Tools* tools, int32_t activation, const void* gate_up, const void* x_RK, int64_t rows,
                              void* out_RI) {
   return in_turn(tools, [&] {
-    gated_panels(tools->pool, tools->tiles, *(const Linear<bf16>*)gate_up, Activation(activation), (const bf16*)x_RK, rows,
-                 (bf16*)out_RI);
+    gated_panels(tools->pool, tools->tiles, *(const Linear<bf16>*)gate_up, Activation(activation), (const bf16*)x_RK,
+                 rows, (bf16*)out_RI);
   });
 }
 

@@ -13,11 +13,4 @@ int32_t pluglm_attention(Tools* tools, int32_t type, const void* call) {
     else attention(tools->pool, tools->attention, *(const Attention<float>*)call);
   });
 }
-
-int32_t pluglm_store_keys(Tools* tools, int32_t type, const void* call) {
-  return in_turn(tools, [&] {
-    if (type == 1) store_keys(tools->pool, *(const Attention<bf16>*)call);
-    else store_keys(tools->pool, *(const Attention<float>*)call);
-  });
-}
 }

@@ -64,8 +64,14 @@ class Run {
       Pieces pieces(memory + index * worker_bytes);
       Worker<T> worker(geometry_, pieces);
       const size_t num_items = plan_.items.size(), step = plan_.items_at_once;
-      for (size_t i; (i = next.fetch_add(step, std::memory_order_relaxed)) < num_items;)
-        for (size_t k = i; k < std::min(num_items, i + step); k++) work(plan_.items[k], worker);
+      auto claim = [&] { return next.fetch_add(step, std::memory_order_relaxed); };
+      for (size_t i = claim(), then; i < num_items; i = then) {
+        then = claim();
+        for (size_t k = i, end = std::min(num_items, i + step); k < end; k++) {
+          const size_t follower = k + 1 < end ? k + 1 : then;
+          work(plan_.items[k], follower < num_items ? &plan_.items[follower] : nullptr, worker);
+        }
+      }
     });
   }
 
@@ -80,17 +86,21 @@ class Run {
     return one_partial(partials_ + (block.partials + span) * partial_bytes_).first;
   }
 
-  void work(const Item& item, Worker<T>& worker) {
+  void work(const Item& item, const Item* next, Worker<T>& worker) {
     const Block& block = plan_.blocks[item.block];
+    const Block* next_block = next ? &plan_.blocks[next->block] : nullptr;
+    const int next_span = next ? std::max(next->span, 0) : 0;
     worker.begin(block);
     if (item.span < 0) {
       for (int span = 0; span < block.num_spans; span++) {
-        worker.attend(span, span ? worker.part : worker.all);
+        const bool is_last = span + 1 == block.num_spans;
+        const State& to = span ? worker.part : worker.all;
+        worker.attend(span, to, is_last ? next_block : &block, is_last ? next_span : span + 1);
         if (span) merge(block, worker.all, worker.part);
       }
       write(block, worker.all);
     } else {
-      worker.attend(item.span, partial(block, item.span));
+      worker.attend(item.span, partial(block, item.span), next_block, next_span);
       finish(item, block);
     }
     worker.end();
@@ -154,7 +164,5 @@ void run(Pool& pool, Scratch& scratch, const Attention<T>& call) {
 
 void attention(Pool& pool, Scratch& scratch, const Attention<float>& call) { run(pool, scratch, call); }
 void attention(Pool& pool, Scratch& scratch, const Attention<bf16>& call) { run(pool, scratch, call); }
-void store_keys(Pool& pool, const Attention<float>& call) { store_rows(pool, call); }
-void store_keys(Pool& pool, const Attention<bf16>& call) { store_rows(pool, call); }
 
 }  // namespace pluglm

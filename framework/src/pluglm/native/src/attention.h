@@ -34,8 +34,4 @@ struct Attention {
 void attention(Pool& pool, Scratch& scratch, const Attention<float>& call);
 void attention(Pool& pool, Scratch& scratch, const Attention<bf16>& call);
 
-// Only stores the new keys and values.
-void store_keys(Pool& pool, const Attention<float>& call);
-void store_keys(Pool& pool, const Attention<bf16>& call);
-
 }  // namespace pluglm

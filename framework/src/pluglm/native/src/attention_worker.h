@@ -74,7 +74,7 @@ class Worker {
         keys_(pieces.take<Unit>(int64_t(SPAN) * geometry.depth)),
         values_(pieces.take<Unit>(int64_t(SPAN) / PER_UNIT<Unit> * geometry.columns)),
         scores_(pieces.take<float>(GROUP_ROWS * SCORES_STRIDE)),
-        slots_(pieces.take<int32_t>(SPAN)) {}
+        sights_{{pieces.take<int32_t>(SPAN + 16)}, {pieces.take<int32_t>(SPAN + 16)}} {}
 
   void begin(const Block& block) {
     block_ = &block;
@@ -83,18 +83,23 @@ class Worker {
     pack_queries();
   }
 
-  // Attention of the block's rows to the keys of one span alone.
-  void attend(int span, const State& to) {
+  // Attention of the block's rows to the keys of one span alone. next: what comes then, whose first keys are asked for.
+  void attend(int span, const State& to, const Block* next, int next_span) {
     const Attention<T>& call = geometry_.call;
-    first_key_ = block_->begin(span);
-    num_keys_ = block_->end(span) - first_key_;
-    find_slots();
-    const T* key_head = call.keys_SKH + block_->kv_head * call.key_head_stride;
+    if (sights_[0].block != block_ || sights_[0].span != span) std::swap(sights_[0], sights_[1]);
+    look(*block_, span, sights_[0]);
+    first_key_ = sights_[0].first_key;
+    num_keys_ = sights_[0].num_keys;
+    const Rows<T> keys = keys_of(sights_[0]);
     const T* value_head = call.values_SKH + block_->kv_head * call.value_head_stride;
-    const Rows<T> keys{key_head, call.key_slot_stride, slots_, num_keys_, call.head_dim, num_keys_};
-    const Rows<T> values{value_head, call.value_slot_stride, slots_, num_keys_, call.head_dim, num_keys_};
+    const Rows<T> values{value_head, call.value_slot_stride, sights_[0].slots, num_keys_, call.head_dim, num_keys_};
     if constexpr (HAS_PAIRS)
-      if (!in_tiles_ && suits_few(num_rows(), call.head_dim)) return attend_few(keys, values, to);
+      if (!in_tiles_ && suits_few(num_rows(), call.head_dim)) {
+        Rows<T> after = keys;
+        after.known = 0;
+        if (next) look(*next, next_span, sights_[1]), after = keys_of(sights_[1]);
+        return attend_few(keys, values, after, to);
+      }
     if (num_rows() <= GROUP_ROWS) return attend_group(keys, values, to);
     const Panels<Unit> key_panels = packed_keys(keys), value_panels = packed_values(values);
     for (int row = 0; row < num_rows(); row += GROUP_ROWS) attend_rows(row, key_panels, value_panels, to);
@@ -134,14 +139,31 @@ class Worker {
     for (int i = 0; i < geometry_.call.head_dim; i++) store(values + i, scale < 0.0f ? -widen(values[i]) : 0.0f);
   }
 
-  void find_slots() {
+  // The keys of one span, and where they are.
+  struct Sight {
+    int32_t* slots;  // and the last one again for a group of rows that is fetched whole
+    const Block* block = nullptr;
+    int span = 0, first_key = 0, num_keys = 0;
+  };
+
+  void look(const Block& block, int span, Sight& sight) const {
+    if (sight.block == &block && sight.span == span) return;
+    sight = {sight.slots, &block, span, block.begin(span), block.end(span) - block.begin(span)};
     const int size = geometry_.call.block_size;
-    const int32_t* table = geometry_.call.block_tables + geometry_.call.segments[block_->segment].table_start;
-    for (int key = 0; key < num_keys_;) {
-      const int position = first_key_ + key, offset = position % size, stop = std::min(num_keys_, key + size - offset);
+    const int32_t* table = geometry_.call.block_tables + geometry_.call.segments[block.segment].table_start;
+    for (int key = 0; key < sight.num_keys;) {
+      const int position = sight.first_key + key, offset = position % size;
+      const int stop = std::min(sight.num_keys, key + size - offset);
       const int32_t slot = table[position / size] * size + offset - key;
-      for (; key < stop; key++) slots_[key] = slot + key;
+      for (; key < stop; key++) sight.slots[key] = slot + key;
     }
+    if (sight.num_keys) std::fill_n(sight.slots + sight.num_keys, 16, sight.slots[sight.num_keys - 1]);
+  }
+
+  Rows<T> keys_of(const Sight& sight) const {
+    const Attention<T>& call = geometry_.call;
+    const T* head = call.keys_SKH + sight.block->kv_head * call.key_head_stride;
+    return {head, call.key_slot_stride, sight.slots, sight.num_keys, call.head_dim, sight.num_keys};
   }
 
   // The span's keys that a query of the block sees.
@@ -176,13 +198,13 @@ class Worker {
   }
 
   // A group that is too small for packed keys to pay.
-  void attend_few(const Rows<T>& keys, const Rows<T>& values, const State& to) {
+  void attend_few(const Rows<T>& keys, const Rows<T>& values, const Rows<T>& after, const State& to) {
     const int from = begin_of(0) / WEIGHTS<Unit> * WEIGHTS<Unit>, count = num_keys_ - from;
-    few_scores(queries_, geometry_.depth, num_rows(), keys.part(from, count), scores_ + from, SCORES_STRIDE);
-    values.fetch(from, AHEAD);
+    few_scores(queries_, geometry_.depth, num_rows(), keys.part(from, count), values.part(from, count), scores_ + from,
+               SCORES_STRIDE);
     weigh_rows(0, num_rows(), from, num_keys_, to);
     const Unit* weights = (const Unit*)scores_ + from / PER_UNIT<Unit>;
-    few_values(weights, SCORES_STRIDE, num_rows(), values.part(from, count), to.sums, geometry_.columns);
+    few_values(weights, SCORES_STRIDE, num_rows(), values.part(from, count), after, to.sums, geometry_.columns);
   }
 
   // The only group of rows, and then keys and values are used once: a panel of them at a time stays in the first cache.
@@ -240,7 +262,7 @@ class Worker {
   const Geometry<T>& geometry_;
   Unit *queries_, *keys_, *values_;
   float* scores_;  // or weights
-  int32_t* slots_;
+  Sight sights_[2];  // the span at work and the next
   const Block* block_ = nullptr;
   bool in_tiles_ = false;
   int first_key_ = 0, num_keys_ = 0;

@@ -29,8 +29,8 @@ template <typename T, typename In>
 void turn_heads(Pool& pool, const Layer<T>& layer, const In* projected, const T* cos_TH, const T* sin_TH, int64_t rows,
                 T* heads_TCH);
 
-// sum_TD = x + change, the change normalised by out_norm first unless that is null; then normed_TD = its norm by `norm`,
-// unless that is null. sum_TD may be x_TD or change_TD.
+// sum_TD = x + change, the change normalised by out_norm first unless that is null; then normed_TD = its norm by
+// `norm`, unless that is null. sum_TD may be x_TD or change_TD.
 template <typename T>
 void add_and_norm(Pool& pool, const T* x_TD, const T* change_TD, const float* out_norm, const float* norm, float eps,
                   int64_t rows, int64_t width, T* sum_TD, T* normed_TD);

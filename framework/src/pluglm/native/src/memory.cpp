@@ -35,7 +35,8 @@ extern "C" {
 // Zeroed memory aligned to 2 MiB, in huge pages where the system grants them; null when there is none.
 void* pluglm_map(size_t bytes) {
   const size_t whole = (bytes + HUGE - 1) / HUGE * HUGE;
-  char* raw = (char*)mmap(nullptr, whole + HUGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  constexpr int FLAGS = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+  char* raw = (char*)mmap(nullptr, whole + HUGE, PROT_READ | PROT_WRITE, FLAGS, -1, 0);
   if (raw == MAP_FAILED) return nullptr;
   char* start = (char*)(((uintptr_t)raw + HUGE - 1) / HUGE * HUGE);
   if (start > raw) munmap(raw, start - raw);

@@ -42,12 +42,14 @@ void write(const Linear<bf16>& layer, const float* sums, int64_t first, int rows
   transpose((const int32_t*)sums, TILE, TILE, turned, TILE);
   __m512 bias = layer.bias_N ? _mm512_loadu_ps(layer.bias_N + first) : _mm512_setzero_ps();
   for (int r = 0; r < rows; r++)
-    _mm512_storeu_ps(out_RN + r * layer.outputs + first, _mm512_add_ps(_mm512_load_ps((float*)turned + r * TILE), bias));
+    _mm512_storeu_ps(out_RN + r * layer.outputs + first,
+                     _mm512_add_ps(_mm512_load_ps((float*)turned + r * TILE), bias));
 }
 
 // 32 outputs (or 16, when not `two`) x up to 32 rows. Meanwhile the weights of the next block are fetched.
 template <bool TWO_OUTPUTS, bool TWO_ROWS>
-void block(const Linear<bf16>& layer, int64_t first, const int32_t* packed, int rows, const char* ahead, float* out_RN) {
+void block(const Linear<bf16>& layer, int64_t first, const int32_t* packed, int rows, const char* ahead,
+           float* out_RN) {
   const int64_t stride = layer.inputs * 2, steps = layer.inputs / TILE_K;
   const char* weights = (const char*)(layer.weight_NK + first * layer.inputs);
   const int64_t ahead_step = ahead ? (TWO_OUTPUTS ? 2 : 1) * TILE * 64 : 0;
@@ -77,7 +79,8 @@ void block(const Linear<bf16>& layer, int64_t first, const int32_t* packed, int 
   _tile_stored(3, sums[3], 64);
   for (int r = 0; r <= TWO_ROWS; r++)
     for (int n = 0; n <= TWO_OUTPUTS; n++)
-      write(layer, sums[2 * r + n], first + n * TILE, std::min(rows - r * TILE, TILE), out_RN + r * TILE * layer.outputs);
+      write(layer, sums[2 * r + n], first + n * TILE, std::min(rows - r * TILE, TILE),
+            out_RN + r * TILE * layer.outputs);
 }
 
 void outputs(const Linear<bf16>& layer, int64_t begin, int64_t end, const int32_t* packed, int rows, bool fetch,
@@ -85,7 +88,8 @@ void outputs(const Linear<bf16>& layer, int64_t begin, int64_t end, const int32_
   for (int64_t n = begin; n < end;) {
     const bool two = n + 2 * TILE <= end;
     const int64_t next = n + (two ? 2 : 1) * TILE;
-    const char* ahead = fetch && next + 2 * TILE <= layer.outputs ? (const char*)(layer.weight_NK + next * layer.inputs) : nullptr;
+    const bool has_next = fetch && next + 2 * TILE <= layer.outputs;
+    const char* ahead = has_next ? (const char*)(layer.weight_NK + next * layer.inputs) : nullptr;
     if (two && rows > TILE) block<true, true>(layer, n, packed, rows, ahead, out_RN);
     else if (two) block<true, false>(layer, n, packed, rows, ahead, out_RN);
     else if (rows > TILE) block<false, true>(layer, n, packed, rows, ahead, out_RN);
@@ -105,11 +109,13 @@ bool tiles_fit(const Linear<bf16>& layer) {
   return layer.outputs % TILE == 0 && layer.inputs && layer.inputs % TILE_K == 0 && allow_tiles();
 }
 
-void tiled_linear(Pool& pool, Scratch& scratch, const Linear<bf16>& layer, const bf16* x_RK, int64_t rows, float* out_RN) {
+void tiled_linear(Pool& pool, Scratch& scratch, const Linear<bf16>& layer, const bf16* x_RK, int64_t rows,
+                  float* out_RN) {
   const int64_t groups = (rows + TILE - 1) / TILE, group_words = layer.inputs / TILE_K * 256;
   auto* packed = (int32_t*)scratch.get(groups * group_words * 4);
   auto pack_group = [&](int g) {
-    pack(x_RK + g * TILE * layer.inputs, layer.inputs, int(std::min<int64_t>(TILE, rows - g * TILE)), packed + g * group_words);
+    const int count = int(std::min<int64_t>(TILE, rows - g * TILE));
+    pack(x_RK + g * TILE * layer.inputs, layer.inputs, count, packed + g * group_words);
   };
   if (groups > 2) pool.run(int(groups), pack_group);
   else for (int g = 0; g < groups; g++) pack_group(g);

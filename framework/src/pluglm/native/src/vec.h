@@ -97,13 +97,13 @@ inline float sum(vec value) {
   return value[0];
 }
 
-// totals[i] = sum(values[i]), with the same bits; the values are lost. Sixteen of sixteen lanes are turned around as they are added, which
-// takes a third of the instructions.
+// totals[i] = sum(values[i]), with the same bits; the values are lost. Sixteen of sixteen lanes are turned around as
+// they are added, which takes a third of the instructions.
 template <int COUNT>
 inline void each_sum(vec* values, float* totals) {
 #if defined(__AVX512F__)
 #define PLUGLM_FOLD(PAIRS, LOW, HIGH)                                                                     \
-  _Pragma("GCC unroll 8") for (int i = 0; i < PAIRS; i++) {                                                                       \
+  _Pragma("GCC unroll 8") for (int i = 0; i < PAIRS; i++) {                                               \
     const vec a = values[2 * i], b = values[2 * i + 1];                                                   \
     values[i] = __builtin_shufflevector(a, b, LOW) + __builtin_shufflevector(a, b, HIGH);                 \
   }

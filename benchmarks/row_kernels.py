@@ -1,6 +1,6 @@
 """Measures the row kernels on a GPU beside the torch operations they stand for. It was never run on a GPU yet.
 
-python -m pluglm.triton_kernels.measure RECORD.json --rows 1 32 1024 --hidden 4096 --inner 14336 --heads 32 --kv-heads 8
+python benchmarks/row_kernels.py RECORD.json --rows 1 32 1024 --hidden 4096 --inner 14336 --heads 32 --kv-heads 8
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Counter-based uniforms: a coin is a pure function of (seed, lane, position, purpose). There is no stream to share.
+"""Counter-based uniforms: a coin is a pure function of (seed, lane, position, purpose, index). No stream is shared.
 
 Generator: Philox4x64-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), as numpy ships it.
 """
@@ -33,14 +33,23 @@ def philox_block(key: tuple[int, int], counter: int) -> tuple[int, int, int, int
     return int(words[0]), int(words[1]), int(words[2]), int(words[3])
 
 
-def uniform(seed: int, lane: int, position: int, purpose: Purpose = Purpose.DRAW) -> float:
-    """u in the open interval (0, 1). seed, lane, position: 0 .. 2**64 - 1.
+def uniform(seed: int, lane: int, position: int, purpose: Purpose = Purpose.DRAW, index: int = 0) -> float:
+    """u in the open interval (0, 1). seed, lane, position, index: 0 .. 2**64 - 1.
 
-    Key words (seed, lane), counter words (position, purpose, 0, 0). The top 52 bits of word 0 choose the midpoint
+    Key words (seed, lane), counter words (position, purpose, index, 0). The top 52 bits of word 0 choose the midpoint
     (k + 1/2) / 2**52: with 53 bits the largest midpoint would round to 1.0 in float64.
     """
-    word = philox_block((seed, lane), (int(purpose) << 64) | position)[0]
+    word = philox_block((seed, lane), (index << 128) | (int(purpose) << 64) | position)[0]
     return ((word >> 12) + 0.5) * 2.0**-52
+
+
+def window_uniforms(seed: int, lane: int, start: int, count: int, purpose: Purpose) -> array[float]:
+    """`uniform` at positions start .. start + count - 1, with the window's start as their index.
+
+    What a window looks at behind the end of its run, the next window must not see again (see docs/speculation.md), so
+    its coins belong to the window and not to their positions alone.
+    """
+    return _uniforms(seed, lane, start, count, purpose, start)
 
 
 class Coins:
@@ -50,16 +59,16 @@ class Coins:
     """
 
     def __init__(self, num_runs: int = 4096) -> None:
-        self._run = lru_cache(num_runs)(_run)
+        self._run = lru_cache(num_runs)(_uniforms)
 
     def uniform(self, seed: int, lane: int, position: int, purpose: Purpose = Purpose.DRAW) -> float:
-        index = position % _RUN
-        return self._run(seed, lane, position - index, purpose)[index]
+        place = position % _RUN
+        return self._run(seed, lane, position - place, _RUN, purpose)[place]
 
 
-def _run(seed: int, lane: int, first: int, purpose: Purpose) -> array[float]:
-    """`uniform` at _RUN positions from `first` on, a multiple of it: their counters follow each other."""
-    counter = ((int(purpose) << 64) | first) - 1
+def _uniforms(seed: int, lane: int, first: int, count: int, purpose: Purpose, index: int = 0) -> array[float]:
+    """`uniform` at count positions from `first` on: their counters follow each other."""
+    counter = ((index << 128) | (int(purpose) << 64) | first) - 1
     generator = np.random.Philox(key=np.array((seed, lane), dtype=np.uint64), counter=counter % _COUNTERS)
-    words = generator.random_raw(4 * _RUN)[::4]
+    words = generator.random_raw(4 * count)[::4]
     return array("d", ((words >> np.uint64(12)) + 0.5) * 2.0**-52)

@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
-import pluglm_samplers.randomness as randomness
+import pluglm.verification.randomness as randomness
 from pluglm.testing.statistics import cell_test
-from pluglm_samplers.randomness import Purpose, philox_block, uniform
+from pluglm.verification.randomness import Purpose, philox_block, uniform, window_uniforms
 
 ONES = 2**64 - 1
 # Random123 1.09, tests/kat_vectors, lines "philox4x64 10": counter words, key words, result words.
@@ -42,16 +42,27 @@ def test_ends_stay_inside_the_open_interval(monkeypatch: pytest.MonkeyPatch, wor
 
 def test_every_part_of_the_key_matters() -> None:
     coins = {
-        uniform(seed, lane, position, purpose)
+        uniform(seed, lane, position, purpose, index)
         for seed in (0, 1, ONES)
         for lane in range(3)
         for position in range(50)
         for purpose in Purpose
+        for index in (0, 1, ONES)
     }
-    assert len(coins) == 3 * 3 * 50 * len(Purpose)
+    assert len(coins) == 3 * 3 * 50 * len(Purpose) * 3
 
 
-@pytest.mark.parametrize("other", ["seed", "lane", "position", "purpose"])
+def test_a_window_has_coins_of_its_own() -> None:
+    """Counter words (position, purpose, index, 0), with the window's start as the index."""
+    coins = window_uniforms(11, 2, 7, 3, Purpose.PROPOSE)
+    words = [philox_block((11, 2), (7 << 128) | (Purpose.PROPOSE << 64) | position)[0] for position in (7, 8, 9)]
+    assert list(coins) == [((word >> 12) + 0.5) / 2**52 for word in words]
+    assert list(window_uniforms(11, 2, 7, 1, Purpose.PROPOSE)) == list(coins)[:1]
+    assert not set(coins) & set(window_uniforms(11, 2, 8, 3, Purpose.PROPOSE))
+    assert len(window_uniforms(11, 2, 7, 0, Purpose.ACCEPT)) == 0
+
+
+@pytest.mark.parametrize("other", ["seed", "lane", "position", "purpose", "index"])
 def test_neighbouring_coins_are_independent(other: str) -> None:
     total = 20_000
     cells: Counter[tuple[int, int]] = Counter()
@@ -62,6 +73,7 @@ def test_neighbouring_coins_are_independent(other: str) -> None:
             "lane": (index, 1, 0, Purpose.DRAW),
             "position": (index, 0, 1, Purpose.DRAW),
             "purpose": (index, 0, 0, Purpose.ACCEPT),
+            "index": (index, 0, 0, Purpose.DRAW, 1),
         }[other]
         cells[int(4 * uniform(*one)), int(4 * uniform(*two))] += 1
     counts = [cells[a, b] for a in range(4) for b in range(4)]

@@ -1,0 +1,193 @@
+"""What sampling costs a decode step: fused and step by step, against the model's own time, in one run.
+
+    python benchmarks/sampling.py [--threads 2] [--batch 64] [--rounds 9] [--only CASE] [--record FILE.json]
+
+The default model in bfloat16 decodes a batch of random prompts; its steps are timed (the backend's `execute`) and the
+logits of the last one kept. On copies of these, each case calls a chain with `sampler.fast: auto` and one with `off` in
+turn, for rows with 256 tokens in the prompt and 128 to 191 in the output. A figure is a median. `share` is the fused
+path / the model's step, `ratio` the steps one by one / the fused path. Both must give the same tokens, or the benchmark
+fails. The target is for the case `usual`: less than 15 % of the model's step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from pluglm import Engine, SamplingParams
+from pluglm.kernel.core import SampleRow
+
+MODEL = "smollm2-135m-instruct"
+PATHS = ("auto", "off")
+PROMPT, WARM_UP, STEPS = 64, 2, 6
+TARGET = 0.15
+PENALTIES = {"repetition_penalty": 1.1, "frequency_penalty": 0.1, "presence_penalty": 0.1}
+CASES: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "temperature": {"temperature": 0.8},
+    "top_p": {"temperature": 0.8, "top_p": 0.95},
+    "top_k": {"temperature": 0.8, "top_k": 50},
+    "usual": {"temperature": 0.8, "top_k": 50, "top_p": 0.9, "min_p": 0.05, **PENALTIES},
+    "penalties": PENALTIES,
+    "min_p": {"min_p": 0.05},
+    "typical_p": {"typical_p": 0.9},
+    "epsilon_cutoff": {"epsilon_cutoff": 3e-4},
+    "eta_cutoff": {"eta_cutoff": 3e-4},
+    "top_n_sigma": {"top_n_sigma": 1.5},
+    "xtc": {"xtc_probability": 0.5},
+    "dynamic_temperature": {"dynatemp_low": 0.5, "dynatemp_high": 1.5},
+    "dry": {"dry_multiplier": 0.8},
+    "top_k, typical_p, eta_cutoff, xtc": {"top_k": 100, "typical_p": 0.9, "eta_cutoff": 3e-4, "xtc_probability": 0.5},
+}
+
+
+class Decoded(NamedTuple):
+    """model_ms: of each decode step. logits_RV: of the last one, as the sampler was given them."""
+
+    model_ms: list[float]
+    logits_RV: torch.Tensor
+    samplers: dict[str, Any]
+
+
+def decode(threads: int, batch: int) -> Decoded:
+    """The chain of each of PATHS comes from a run of its own, so that it is what a config gives."""
+    model_ms, samplers, kept = list[float](), dict[str, Any](), list[torch.Tensor]()
+    for fast in PATHS:
+        with Engine.from_config(config_of(fast, threads, batch)) as engine:
+            core: Any = engine.core
+            samplers[fast], backend = core.parts.sampler, core.parts.runner.backend
+            backend.execute = timed(backend.execute, model_ms)
+            prompts = torch.randint(engine.tokenizer.vocab_size, (batch, PROMPT), generator=seeded()).tolist()
+            params = SamplingParams(temperature=0.8, max_tokens=WARM_UP + STEPS, ignore_eos=True, seed=1)
+            for index, prompt in enumerate(prompts):
+                core.add(str(index), prompt, params)
+            sample = core.parts.sampler.sample
+            core.parts.sampler.sample = lambda logits_RV, rows, sample=sample: sample(keep(logits_RV, kept), rows)
+            while core.is_live("0"):
+                core.step()
+            core.parts.sampler.sample = sample
+            del model_ms[-STEPS - WARM_UP : -STEPS]
+    return Decoded(model_ms, kept[-1], samplers)
+
+
+def config_of(fast: str, threads: int, batch: int) -> dict[str, Any]:
+    limits = {"max_num_seqs": batch, "max_step_tokens": batch * PROMPT, "kv_memory": 512 << 20}
+    return {
+        "model": {"path": MODEL, "dtype": "bfloat16"},
+        "backend": "cpu",
+        "sampler": {"use": "chain", "fast": fast},
+        "engine": {**limits, "num_threads": threads},
+    }
+
+
+def keep(logits_RV: torch.Tensor, kept: list[torch.Tensor]) -> torch.Tensor:
+    kept[:] = [logits_RV.clone()]
+    return logits_RV
+
+
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+def timed(function: Callable[..., Any], times: list[float]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        started = time.perf_counter()
+        result = function(*args, **kwargs)
+        times.append(1000 * (time.perf_counter() - started))
+        return result
+
+    return call
+
+
+def rows_of(params: Mapping[str, Any], num_rows: int, vocab_size: int) -> list[SampleRow]:
+    """Texts of distinct lengths; the params are one object, as those of n outputs of a request are."""
+    chosen = SamplingParams.model_validate(dict(params))
+    texts = torch.randint(vocab_size, (num_rows, 512), generator=seeded()).tolist()
+    return [
+        SampleRow(
+            params=chosen,
+            prompt_token_ids=tuple(text[:256]),
+            output_token_ids=text[256 : 384 + index % 64],
+            seed=index,
+            lane=0,
+            position=128 + index % 64,
+        )
+        for index, text in enumerate(texts)
+    ]
+
+
+def measure(name: str, decoded: Decoded, rounds: int) -> dict[str, Any]:
+    """RuntimeError when the two paths give different tokens."""
+    rows = rows_of(CASES[name], *decoded.logits_RV.shape)
+    times: dict[str, list[float]] = {path: [] for path in PATHS}
+    for _ in range(1 + rounds):
+        tokens = {}
+        for path in PATHS:
+            logits_RV = decoded.logits_RV.clone()
+            with torch.inference_mode():
+                tokens[path] = timed(decoded.samplers[path].sample, times[path])(logits_RV, rows)
+        if len({tuple(one) for one in tokens.values()}) > 1:
+            raise RuntimeError(f"case {name}: the two paths gave different tokens")
+    medians = {path: statistics.median(some[1:]) for path, some in times.items()}
+    model_ms = statistics.median(decoded.model_ms)
+    return {
+        "params": CASES[name],
+        "sampling_ms": times,
+        "median_ms": medians,
+        "ratio": medians["off"] / medians["auto"],
+        "share": medians["auto"] / model_ms,
+    }
+
+
+def table_of(cases: Mapping[str, Mapping[str, Any]]) -> Table:
+    table = Table("case", "fused ms", "by steps ms", "ratio", "share of the model's step")
+    for name, one in cases.items():
+        verdict = f" (target {TARGET:.0%}: {'met' if one['share'] < TARGET else 'MISSED'})" if name == "usual" else ""
+        times = (f"{one['median_ms'][path]:.2f}" for path in PATHS)
+        table.add_row(name, *times, f"{one['ratio']:.2f}", f"{one['share']:.1%}{verdict}")
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--only", nargs="+", choices=tuple(CASES), default=tuple(CASES))
+    parser.add_argument("--record", type=Path, default=Path("benchmarks/records/sampling.json"))
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    decoded = decode(options.threads, options.batch)
+    cases = {name: measure(name, decoded, options.rounds) for name in options.only}
+    print(f"a step of the model: {statistics.median(decoded.model_ms):.1f} ms, {options.batch} rows")
+    Console().print(table_of(cases))
+    record = {
+        "benchmark": "sampling",
+        "model": MODEL,
+        "vocab_size": decoded.logits_RV.shape[1],
+        "batch": options.batch,
+        "prompt": PROMPT,
+        "threads": options.threads,
+        "model_ms": decoded.model_ms,
+        "target_share": TARGET,
+        "torch": torch.__version__,
+        "machine": f"{platform.machine()}, {platform.python_implementation()} {platform.python_version()}",
+        "cases": cases,
+    }
+    options.record.parent.mkdir(parents=True, exist_ok=True)
+    options.record.write_text(json.dumps(record, indent=1) + "\n")
+    print(f"record: {options.record}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,222 @@
+"""What drafters gain: tokens per step of the target and decode speed beside plain decoding, prompt by prompt in turns.
+
+    python benchmarks/speculation.py [--threads 2] [--rounds 3] [--batches 1 8] [--drafters NAME ...] [--kinds NAME ...]
+                                     [--new-tokens 128] [--record FILE.json]
+
+The default model in bfloat16, greedy, on prompts of four kinds (see speculation_tasks.py). One process has an engine
+for each drafter, and all of them answer a prompt before the next one comes; a batch of 8 has the prompts of one kind in
+turn. A figure is of the steps after the last first token, so no prompt is in it. Tokens per step count one step of one
+sequence, the token behind the drafts included; speed is tokens per second over that of plain decoding in the same
+round, and the median of the rounds. Prints both beside what is aimed at, and writes a JSON record.
+
+`suffix` keeps no past outputs here, since each prompt comes again in every round. `draft_model` drafts with the weights
+of the target, for want of a smaller model with its vocabulary: it shows what is kept of perfect drafts, and that a
+drafter that cannot pay is switched off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from contextlib import ExitStack, closing
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from speculation_tasks import KINDS, Kind
+
+from pluglm import Engine, SamplingParams
+from pluglm.prompts import prompt_token_ids
+
+MODEL = "smollm2-135m-instruct"
+PLAIN = "none"
+DRAFTERS: dict[str, dict[str, Any] | None] = {
+    PLAIN: None,
+    "ngram": {"use": "ngram", "num_tokens": 8},
+    "ngram, adaptive": {"use": "ngram", "num_tokens": 8, "adaptive": True},
+    "suffix": {"use": "suffix", "shared_tokens": 0},
+    "suffix, adaptive": {"use": "suffix", "shared_tokens": 0, "adaptive": True},
+    "draft_model": {"use": "draft_model", "model": MODEL, "num_tokens": 4},
+    "draft_model, adaptive": {"use": "draft_model", "model": MODEL, "num_tokens": 4, "adaptive": True},
+}
+LEAST_TOKENS, LEAST_SPEED, LEAST_ELSEWHERE = 1.8, 1.3, 0.97
+KV_MEMORY = 256 << 20
+
+
+class Decoded(NamedTuple):
+    """Steps behind the last first token. sequence_steps: of each sequence, those that gave it tokens."""
+
+    num_tokens: int
+    sequence_steps: int
+    seconds: float
+
+
+class Contender:
+    """An engine with one drafter."""
+
+    def __init__(self, drafter: dict[str, Any] | None, batch: int, threads: int) -> None:
+        limits = {"max_num_seqs": batch, "kv_memory": KV_MEMORY, "num_threads": threads}
+        model = {"path": MODEL, "dtype": "bfloat16"}
+        self._engine = Engine.from_config({"model": model, "drafter": drafter, "kv": "paged", "engine": limits})
+        self._num_calls = 0
+
+    def decode(self, prompts: list[list[int]], new_tokens: int) -> Decoded:
+        """Raises RuntimeError when a request ends with an error."""
+        self._num_calls += 1
+        core = self._engine.core
+        params = SamplingParams(temperature=0.0, max_tokens=new_tokens)
+        waiting = {f"{self._num_calls}-{place}" for place in range(len(prompts))}
+        for name, prompt in zip(sorted(waiting), prompts, strict=True):
+            core.add(name, prompt, params)
+        num_tokens = sequence_steps = 0
+        started = time.perf_counter()
+        while core.roster.requests:
+            events = core.step()
+            if errors := [event.error for event in events if event.error]:
+                raise RuntimeError(errors[0])
+            if waiting:
+                waiting -= {event.request_id for event in events if event.token_ids}
+                started = time.perf_counter()
+                continue
+            num_tokens += sum(len(event.token_ids) for event in events)
+            sequence_steps += sum(bool(event.token_ids) for event in events)
+        return Decoded(num_tokens, sequence_steps, time.perf_counter() - started)
+
+    def encode(self, text: str) -> list[int]:
+        """A chat with one message of the user's."""
+        return list(prompt_token_ids([{"role": "user", "content": text}], self._engine.tokenizer))
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+def batches_of(kind: Kind, batch: int) -> list[list[str]]:
+    """One batch for each prompt when they come alone, else one of all, in turn until it is full."""
+    if batch == 1:
+        return [[prompt] for prompt in kind.prompts]
+    return [list(islice(cycle(kind.prompts), batch))]
+
+
+def measure(
+    kinds: list[Kind], names: list[str], batch: int, options: argparse.Namespace
+) -> dict[str, dict[str, list[Decoded]]]:
+    """kind -> drafter -> one figure a round, of all the kind's prompts."""
+    rounds: dict[str, dict[str, list[Decoded]]] = {kind.name: {name: [] for name in names} for kind in kinds}
+    with ExitStack() as stack:
+        contenders = {
+            name: stack.enter_context(closing(Contender(DRAFTERS[name], batch, options.threads))) for name in names
+        }
+        encode = contenders[PLAIN].encode
+        for contender in contenders.values():
+            contender.decode([encode("Hello")] * batch, 16)
+        for _ in range(options.rounds):
+            for kind in kinds:
+                parts: dict[str, list[Decoded]] = {name: [] for name in names}
+                for prompts in batches_of(kind, batch):
+                    token_ids = [encode(prompt) for prompt in prompts]
+                    for name, contender in contenders.items():
+                        parts[name].append(contender.decode(token_ids, options.new_tokens))
+                for name, some in parts.items():
+                    rounds[kind.name][name].append(Decoded(*map(sum, zip(*some, strict=True))))
+    return rounds
+
+
+def summary(kind: Kind, batch: int, name: str, mine: list[Decoded], plain: list[Decoded]) -> dict[str, Any]:
+    speeds = [
+        (one.num_tokens / one.seconds) / (base.num_tokens / base.seconds) for one, base in zip(mine, plain, strict=True)
+    ]
+    return {
+        "batch": batch,
+        "kind": kind.name,
+        "copies": kind.copies,
+        "drafter": name,
+        "tokens_per_step": sum(one.num_tokens for one in mine) / sum(one.sequence_steps for one in mine),
+        "tokens_per_second": statistics.median(one.num_tokens / one.seconds for one in mine),
+        "speed": statistics.median(speeds),
+        "speeds": speeds,
+        "rounds": [one._asdict() for one in mine],
+    }
+
+
+def aim(result: dict[str, Any]) -> str:
+    """What the drafters that need no model are to reach: all of them where text is copied, adaptive ones elsewhere."""
+    if result["copies"] and result["drafter"].startswith(("ngram", "suffix")):
+        is_met = result["tokens_per_step"] >= LEAST_TOKENS and result["speed"] >= LEAST_SPEED
+        return f"{LEAST_TOKENS} tokens, {LEAST_SPEED}: {'met' if is_met else 'MISSED'}"
+    if not result["copies"] and "adaptive" in result["drafter"]:
+        return f"{LEAST_ELSEWHERE}: {'met' if result['speed'] >= LEAST_ELSEWHERE else 'MISSED'}"
+    return ""
+
+
+def show(results: list[dict[str, Any]], console: Console) -> None:
+    for batch in dict.fromkeys(result["batch"] for result in results):
+        table = Table(title=f"batch {batch}", title_justify="left")
+        for column in ("kind", "drafter", "tokens/step", "tokens/s", "speed", "of rounds", "aim"):
+            table.add_column(column, justify="left" if column in ("kind", "drafter", "aim") else "right")
+        for result in (one for one in results if one["batch"] == batch):
+            low, high = min(result["speeds"]), max(result["speeds"])
+            table.add_row(
+                result["kind"],
+                result["drafter"],
+                f"{result['tokens_per_step']:.2f}",
+                f"{result['tokens_per_second']:.1f}",
+                f"{result['speed']:.2f}",
+                f"{low:.2f} to {high:.2f}",
+                aim(result),
+            )
+        console.print(table)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--drafters", nargs="+", choices=list(DRAFTERS), default=list(DRAFTERS), metavar="NAME")
+    parser.add_argument("--kinds", nargs="+", choices=[kind.name for kind in KINDS], default=None, metavar="NAME")
+    parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument("--record", type=Path, default=Path("benchmarks/records/speculation.json"))
+    options = parser.parse_args()
+    if min(options.threads, options.rounds, options.new_tokens, *options.batches) < 1:
+        parser.error("--threads, --rounds, --new-tokens and --batches are whole numbers from 1")
+    return options
+
+
+def main() -> None:
+    options = parse()
+    kinds = [kind for kind in KINDS if options.kinds is None or kind.name in options.kinds]
+    names = [name for name in DRAFTERS if name == PLAIN or name in options.drafters]
+    results: list[dict[str, Any]] = []
+    for batch in options.batches:
+        rounds = measure(kinds, names, batch, options)
+        results += [
+            summary(kind, batch, name, rounds[kind.name][name], rounds[kind.name][PLAIN])
+            for kind in kinds
+            for name in names
+        ]
+    show(results, Console(width=None if Console().is_terminal else 140))
+    record = {
+        "benchmark": "speculation",
+        "model": MODEL,
+        "threads": options.threads,
+        "rounds": options.rounds,
+        "new_tokens": options.new_tokens,
+        "drafters": {name: DRAFTERS[name] for name in names},
+        "aims": {"tokens_per_step": LEAST_TOKENS, "speed": LEAST_SPEED, "speed_elsewhere": LEAST_ELSEWHERE},
+        "torch": torch.__version__,
+        "machine": f"{platform.machine()}, {platform.python_implementation()} {platform.python_version()}",
+        "results": results,
+    }
+    options.record.parent.mkdir(parents=True, exist_ok=True)
+    options.record.write_text(json.dumps(record, indent=1) + "\n")
+    print(f"record: {options.record}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""What a drafter is asked, for its kit and for tests of one: requests for texts, and the ids of the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pluglm.kernel.core import Request
+from pluglm.kernel.interfaces.drafter import DraftRequest, Proposal
+from pluglm.kernel.sampling_params import SamplingParams
+
+MAX_TOKENS = 4
+
+
+def draft_request(
+    token_ids: Sequence[int], *, sequence_id: int = 0, max_tokens: int = MAX_TOKENS, lane: int = 0, **fields: Any
+) -> DraftRequest:
+    """For a text that is all prompt, unless fields of the Request (prompt_token_ids, params, ...) say otherwise."""
+    defaults: dict[str, Any] = {
+        "request_id": f"{sequence_id}",
+        "prompt_token_ids": tuple(token_ids),
+        "params": SamplingParams(),
+        "seed": 7,
+        "arrival_s": 0.0,
+        "max_new_tokens": max_tokens + 1,
+    }
+    return DraftRequest(sequence_id, Request(**{**defaults, **fields}), lane, list(token_ids), max_tokens)
+
+
+def ids_of(proposals: Sequence[Proposal]) -> list[list[int]]:
+    return [proposal.token_ids for proposal in proposals]

@@ -1,0 +1,246 @@
+"""The fast path of a chain gives what the steps give one by one: same tokens kept, same bits, same draws."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sampler_cases import chain, context, random_params, row, step
+
+from pluglm.assembly.registry import list_entries, load
+from pluglm.kernel.core import SampleRow
+from pluglm.kernel.errors import ConfigError
+from pluglm.kernel.interfaces.component import ComponentConfig
+from pluglm.kernel.sampling_params import SamplingParams
+from pluglm_samplers.blocks import SHORT
+from pluglm_samplers.chain import ChainConfig, ChainSampler
+from pluglm_samplers.fused import MOST_KEPT, OrderStep, find_candidates
+from pluglm_samplers.presets import PRESETS
+from pluglm_samplers.ranking import find_best
+
+SIZE = 3 * SHORT + 7
+ORDER_STEPS = sorted(entry.name for entry in list_entries("logits_step") if isinstance(load(entry), OrderStep))
+
+
+def smooth(generator: np.random.Generator) -> Any:
+    return generator.normal(size=SIZE) * 4
+
+
+def tied(generator: np.random.Generator) -> Any:
+    return generator.normal(size=SIZE).round() * 2
+
+
+def half_precise(generator: np.random.Generator) -> Any:
+    """As a model in bfloat16 gives them: a hundred tokens of equal logits are common."""
+    return torch.from_numpy(generator.normal(size=SIZE) * 6).bfloat16().float().numpy()
+
+
+def nearly_all_masked(generator: np.random.Generator) -> Any:
+    """By a grammar, to fewer tokens than most top_k keep."""
+    row = np.full(SIZE, -np.inf)
+    row[generator.integers(0, SIZE, 9)] = generator.normal(size=9)
+    return row
+
+
+def one_alive(generator: np.random.Generator) -> Any:
+    return np.where(np.arange(SIZE) == generator.integers(SIZE), -40.0, -np.inf)
+
+
+def flat(generator: np.random.Generator) -> Any:
+    """Everything ties with the last one kept."""
+    return np.zeros(SIZE)
+
+
+def clustered(generator: np.random.Generator) -> Any:
+    """The best side by side, and again every 512 tokens, where groups of tokens repeat."""
+    row = generator.normal(size=SIZE)
+    row[100:180] += 9.0
+    row[5::512] += 9.0
+    return row
+
+
+def huge(generator: np.random.Generator) -> Any:
+    return generator.choice([3.0e38, -3.0e38, 1.0e30, 0.0], size=SIZE)
+
+
+ROWS = (smooth, tied, half_precise, nearly_all_masked, one_alive, flat, clustered, huge)
+
+
+def batch(kinds: Sequence[Any], seed: int, **chosen: Any) -> tuple[torch.Tensor, list[SampleRow]]:
+    """One row of each kind, with parameters at random but for the chosen ones, and a text of few different tokens."""
+    generator = np.random.default_rng(seed)
+    rows = []
+    for index in range(len(kinds)):
+        params = {**random_params(generator, SIZE), "mirostat": 0, **chosen}
+        prompt, output = (tuple(generator.choice([3, 99, SIZE - 1], size=8).tolist()) for _ in range(2))
+        one = row(SamplingParams(**params), prompt, output, seed=seed, lane=index, position=index)
+        rows.append(one)
+    logits = np.stack([kind(generator) for kind in kinds]).astype(np.float32)
+    return torch.from_numpy(logits), rows
+
+
+def fused_parts(sampler: ChainSampler, logits_RV: torch.Tensor, rows: Sequence[SampleRow]) -> Any:
+    """What the fused steps make of candidates, put back into whole rows, and of whole rows; None if none is fused."""
+    plan = sampler._plan(logits_RV, rows)
+    before_RV = sampler._through(plan.steps, logits_RV.clone(), rows)[plan.fused]
+    some = [rows[index] for index in plan.fused]
+    found = find_candidates(before_RV, plan.num_kept) if plan.fused else None
+    if found is None:
+        return None
+    short_RC, ids_RC = found.logits_RC.clone(), torch.tensor(found.ids)
+    is_padding_RC = short_RC == -torch.inf
+    short_RC = sampler._through(plan.fused_steps, short_RC, some)
+    fused_RV = torch.full_like(before_RV, -torch.inf)
+    for number, ids_C in enumerate(ids_RC):
+        real_C = ~is_padding_RC[number]
+        fused_RV[number, ids_C[real_C]] = short_RC[number, real_C]
+    return fused_RV, sampler._through(plan.fused_steps, before_RV, some)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.sampled_from(ROWS), min_size=1, max_size=5), st.integers(0, 2**32), st.data())
+def test_the_same_is_kept_and_drawn(preset: Any, kinds: list[Any], seed: int, data: st.DataObject) -> None:
+    """Random parameters a row: some rows are fused, others are not, some are greedy."""
+    top_k = data.draw(st.sampled_from([None, 1, 5, 50, MOST_KEPT]))
+    shared = {} if top_k is None else {"top_k": top_k}
+    if preset == "llama.cpp" or data.draw(st.booleans()):
+        shared["top_n_sigma"] = 0.0  # looks at the whole row, and so is never behind a step that keeps few
+    logits_RV, rows = batch(kinds, seed, **shared)
+    if data.draw(st.booleans()):
+        rows[0] = replace(rows[0], params=SamplingParams(temperature=0.0, repetition_penalty=1.3))
+    supported = [one for one in rows if chain(SIZE, preset=preset).check(one.params) is None]
+    logits_RV = logits_RV[[rows.index(one) for one in supported]]
+    if not supported:
+        return
+    fast, slow = chain(SIZE, preset=preset), chain(SIZE, preset=preset, fast="off")
+    assert fast.sample(logits_RV.clone(), supported) == slow.sample(logits_RV.clone(), supported)
+    if (parts := fused_parts(fast, logits_RV, supported)) is not None:
+        assert torch.equal(*parts)
+
+
+def test_most_of_these_rows_are_fused_and_flat_ones_are_not() -> None:
+    """The property above is not about nothing."""
+    params = {"top_k": 50, "allowed_token_ids": None, "temperature": 0.7}
+    for kind in ROWS:
+        parts = [fused_parts(chain(SIZE), *batch([kind] * 2, seed, **params)) for seed in range(5)]
+        num_fused = sum(part is not None for part in parts)
+        assert num_fused == 0 if kind is flat else num_fused >= 3, kind.__name__
+
+
+def test_coins_at_the_ends_draw_the_same() -> None:
+    logits_RV, _ = batch([smooth, tied, half_precise], 5)
+    rows = [row(SamplingParams(top_k=50, top_p=0.9, min_p=0.05, temperature=0.8), seed=seed) for seed in range(3)]
+    fast, slow = chain(SIZE), chain(SIZE, fast="off")
+    for coin in (2.0**-53, 0.25, 0.5, 1 - 2.0**-53):
+        for sampler in (fast, slow):
+            sampler._coins = type("Fixed", (), {"uniform": staticmethod(lambda *key, coin=coin: coin)})()  # type: ignore[assignment]
+        assert fast.sample(logits_RV.clone(), rows) == slow.sample(logits_RV.clone(), rows)
+
+
+@pytest.mark.parametrize("name", ORDER_STEPS)
+def test_masked_tokens_between_live_ones_change_no_bit(name: str) -> None:
+    """What the fast path relies on: live tokens in a long row, in a padded one, and side by side."""
+    generator = np.random.default_rng(3)
+    one = step(name, SIZE)
+    for num_live in (1, 2, 40, SHORT):
+        params = SamplingParams()
+        while not one.is_active(params) or params.top_k >= SIZE:
+            drawn = random_params(generator, SIZE)
+            params = SamplingParams(**{key: drawn[key] for key in one.parameters if key in drawn})
+        some = row(params, seed=num_live)
+        live = torch.from_numpy(generator.normal(size=(1, num_live)).astype(np.float32) * 3)
+        places = torch.from_numpy(np.sort(generator.choice(SIZE, num_live, replace=False)))
+        long = torch.full((1, SIZE), -torch.inf)
+        long[0, places] = live[0]
+        padded = torch.cat((live.clone(), torch.full((1, 5), -torch.inf)), -1)
+        alone = one.apply(live.clone(), [some])
+        assert torch.equal(one.apply(long, [some])[0, places], alone[0])
+        assert torch.equal(one.apply(torch.cat((padded, padded)), [some, some])[1, :num_live], alone[0])
+
+
+def test_every_truncation_may_be_fused_and_no_step_that_looks_at_ids() -> None:
+    read_ids = {"allowed_tokens", "bad_words", "min_tokens", "logit_bias", "repetition_penalty", "frequency_penalty",
+                "presence_penalty", "dry", "mirostat"}  # fmt: skip
+    assert set(ORDER_STEPS) == {entry.name for entry in list_entries("logits_step")} - read_ids
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(ROWS), st.integers(0, 2**32), st.sampled_from([1, 2, 50, 300, MOST_KEPT, SIZE]))
+def test_candidates_cover_the_best_tokens_and_their_ties(kind: Any, seed: int, count: int) -> None:
+    logits_V = kind(np.random.default_rng(seed)).astype(np.float32)
+    other_V = smooth(np.random.default_rng(seed + 1)).astype(np.float32)
+    rows_n, ids_n = find_best(np.stack([logits_V, other_V]), count)
+    assert np.array_equal(np.lexsort((ids_n, rows_n)), np.arange(len(ids_n)))
+    for number, values_V in enumerate((logits_V, other_V)):
+        floor = np.sort(values_V)[-count]
+        wanted = np.flatnonzero((values_V >= floor) & (values_V > -np.inf))
+        assert set(wanted) <= set(ids_n[rows_n == number])
+        assert bool((values_V[ids_n[rows_n == number]] > -np.inf).all())
+
+
+class Lowest(ComponentConfig):
+    """An outside step behind top_k that looks at ids: it must be given whole rows."""
+
+
+class KeepsLowIds:
+    interface_version = 1
+    Config = Lowest
+    argmax_invariant = False
+    parameters = ()
+
+    def __init__(self, config: Any, vocab_size: int) -> None:
+        pass
+
+    def is_active(self, params: SamplingParams) -> bool:
+        return True
+
+    def apply(self, logits_RV: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
+        logits_RV[:, 1000:] = -torch.inf
+        return logits_RV
+
+
+def test_a_step_behind_that_looks_at_ids_is_given_whole_rows() -> None:
+    known = context(SIZE)
+    found = known.resolve_component
+    known.resolve_component = lambda kind, name, options: (
+        (KeepsLowIds, Lowest()) if name == "low" else found(kind, name, options)
+    )
+    sampler = ChainSampler(ChainConfig.model_validate({"steps": ["top_k", "low"]}), known)
+    logits_RV = torch.zeros(1, SIZE)
+    logits_RV[0, [900, 2000, 3000]] = torch.tensor([5.0, 6.0, 7.0])
+    assert sampler.sample(logits_RV, [row(SamplingParams(top_k=3))]) == [900]
+
+
+def test_on_is_refused_where_it_cannot_be_had() -> None:
+    known = context(SIZE)
+    known.device = "cpu"
+
+    def made(**config: Any) -> ChainSampler:
+        return ChainSampler(ChainConfig.model_validate({"fast": "on", **config}), known)
+
+    with pytest.raises(ConfigError, match=r"sampler\.fast: on cannot be had: none of sampler\.steps"):
+        made(steps=["logit_bias", "dry"])
+    sampler = made()
+    assert sampler.check(SamplingParams(top_k=50, top_p=0.9, repetition_penalty=1.1)) is None
+    assert sampler.check(SamplingParams(temperature=0.0)) is None
+    for params in ({"top_p": 0.9}, {"top_k": MOST_KEPT + 1}):
+        assert "top_k of at most 512" in (sampler.check(SamplingParams(**params)) or ""), params  # type: ignore[arg-type]
+    known.device = "cuda"
+    with pytest.raises(ConfigError, match="is one of top_k, top_p, min_p"):
+        made(steps=["temperature"])
+
+
+def test_broken_rows_fail_alone() -> None:
+    logits_RV, _ = batch([smooth] * 3, 1)
+    logits_RV[0], logits_RV[1, 7] = -torch.inf, torch.nan
+    rows = [row(SamplingParams(top_k=50), seed=seed) for seed in range(3)]
+    expected = chain(SIZE, fast="off").sample(logits_RV[2:].clone(), rows[2:])
+    for fast in ("auto", "off"):
+        assert chain(SIZE, fast=fast).sample(logits_RV.clone(), rows) == [-1, -1, *expected]

@@ -1,0 +1,140 @@
+"""The `suffix` drafter: proposes what most often followed the same words, here or in earlier outputs. Needs no model.
+
+The method is suffix decoding (Oliaro et al., 2024, arXiv 2411.04975) with a single line of drafts: the longer the words
+that occurred before, the more is drafted, and of several contexts the one that promises the most accepted tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from pydantic import Field
+
+from pluglm.kernel.interfaces.component import BuildContext, Capabilities
+from pluglm.kernel.interfaces.drafter import SHARES, DraftRequest, Proposal
+from pluglm_spec_decode.adaptive import AdaptiveConfig, AdaptiveDrafter
+from pluglm_spec_decode.past_texts import PastTexts
+from pluglm_spec_decode.suffix_automaton import Context, Continuation, SuffixAutomaton
+
+
+class SuffixConfig(AdaptiveConfig):
+    """max_context: how many of the last tokens are compared at most. tokens_per_match: drafted for each that occurred.
+
+    min_probability: a draft ends before its product of shares falls below. shared_tokens: output tokens that are kept
+    when sequences end, for others of the same tenant and salt (about 450 bytes each); 0 shares nothing.
+    """
+
+    num_tokens: int = Field(default=8, ge=1, le=32)
+    max_context: int = Field(default=32, ge=1, le=256)
+    tokens_per_match: float = Field(default=2.0, gt=0, le=32)
+    min_probability: float = Field(default=0.1, ge=0, le=1)
+    shared_tokens: int = Field(default=32_768, ge=0)
+
+
+class _Choice(NamedTuple):
+    """What is proposed, and how many tokens of context it was chosen by."""
+
+    continuation: Continuation
+    num_context: int
+
+
+NOTHING = _Choice(Continuation([], 0.0), 0)
+# (tokens of context at least, share of drafts accepted at first), a class of confidence each
+CONFIDENCES = ((0, 0.3), (2, 0.6), (3, 0.8), (8, 0.9))
+
+
+@dataclass(slots=True)
+class _Text:
+    """A sequence's own automaton. token_ids: what it was built of, and tokens committed since."""
+
+    automaton: SuffixAutomaton
+    owner: tuple[str, str]
+    num_prompt: int
+    token_ids: list[int]
+
+    def follow(self, token_ids: list[int]) -> None:
+        for token_id in token_ids[self.automaton.num_tokens :]:
+            self.automaton.append(token_id)
+        self.token_ids = token_ids
+
+
+class SuffixDrafter(AdaptiveDrafter):
+    """Drafts from a suffix automaton of each text, and from those of outputs that ended.
+
+    It trusts that token_ids only grows until release, as prompt lookup does. A sequence that loses its KV counts as
+    ended; when it comes back, its output is counted twice.
+    """
+
+    interface_version = 2
+    Config = SuffixConfig
+
+    def __init__(self, config: SuffixConfig, context: BuildContext) -> None:
+        super().__init__(config)
+        self._config = config
+        self._texts: dict[int, _Text] = {}
+        self._past = PastTexts(config.shared_tokens, config.max_context)
+
+    @classmethod
+    def capabilities(cls, config: Any) -> Capabilities:
+        of_length = super().capabilities(config)
+        return replace(of_length, provides=of_length.provides | ({SHARES} if config.shared_tokens else frozenset()))
+
+    @property
+    def num_shared_tokens(self) -> int:
+        """What is kept of past outputs; at most shared_tokens."""
+        return self._past.num_tokens
+
+    def _propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
+        return [Proposal(self._choice(request).continuation.token_ids) for request in requests]
+
+    def _observe(self, sequence_id: int, num_accepted: int, token_ids: Sequence[int]) -> None:
+        """Kept for the outputs to come: what was committed last is in no later request of a sequence that ends."""
+        if text := self._texts.get(sequence_id):
+            text.token_ids = [*text.token_ids, *token_ids]
+
+    def _release(self, sequence_id: int) -> None:
+        if text := self._texts.pop(sequence_id, None):
+            self._past.add(text.owner, text.token_ids[text.num_prompt :])
+
+    def _confidence(self, request: DraftRequest) -> tuple[int, float]:
+        """By how many tokens of context the drafts were chosen: the more, the more of them come true."""
+        num_context = self._choice(request).num_context
+        level = sum(num_context >= least for least, _ in CONFIDENCES[1:])
+        return level, CONFIDENCES[level][1]
+
+    def _choice(self, request: DraftRequest) -> _Choice:
+        num_tokens = min(self._config.num_tokens, request.max_tokens)
+        if num_tokens < 1:
+            return NOTHING
+        text = self._text(request)
+        best = self._best(text.automaton, text.automaton.own_context(), num_tokens, NOTHING)
+        for automaton in self._past.automata(text.owner):
+            best = self._best(automaton, automaton.context_of(request.token_ids), num_tokens, best)
+        return best
+
+    def _text(self, request: DraftRequest) -> _Text:
+        """Up to date. A text that is shorter than before begins anew."""
+        text = self._texts.get(request.sequence_id)
+        if text is None or text.automaton.num_tokens > len(request.token_ids):
+            automaton = SuffixAutomaton(self._config.max_context)
+            origin = request.request
+            text = _Text(automaton, (origin.tenant, origin.salt), len(origin.prompt_token_ids), [])
+            self._texts[request.sequence_id] = text
+        text.follow(request.token_ids)
+        return text
+
+    def _best(self, automaton: SuffixAutomaton, context: Context, num_tokens: int, best: _Choice) -> _Choice:
+        """The continuation of this context or a shorter one with more expected tokens than `best`, or that."""
+        while (allowed := self._allowed(context, num_tokens)) > best.continuation.expected:  # no share is above 1
+            found = automaton.continuation(context, allowed, self._config.min_probability)
+            if found.expected > best.continuation.expected:
+                best = _Choice(found, context.num_tokens)
+            context = automaton.shorter(context)
+        return best
+
+    def _allowed(self, context: Context, num_tokens: int) -> int:
+        if not context.num_tokens:
+            return 0
+        return min(num_tokens, max(1, int(self._config.tokens_per_match * context.num_tokens)))

@@ -1,0 +1,132 @@
+"""Greedy text is the same with every drafter: alone, in batches, with a prefix cache, and when seats are taken away.
+
+The reference is plain decoding of one request at a time. Deterministic float32, so equal means every token.
+"""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_cases import ids, real_config, write_plugin
+
+from pluglm import Engine, RequestOutput, SamplingParams
+
+SMOLLM2 = "smollm2-135m-instruct"
+OWN = "of the target"  # stands for the target's path: a draft model must have its vocabulary
+DRAFTERS: dict[str, dict[str, Any]] = {
+    "ngram": {"use": "ngram"},
+    "ngram, adaptive": {"use": "ngram", "num_tokens": 8, "adaptive": True, "draft_cost": 0.1},
+    "suffix": {"use": "suffix"},
+    "suffix, adaptive by the clock": {"use": "suffix", "adaptive": True},
+    "draft_model": {"use": "draft_model", "model": OWN, "num_tokens": 3},
+    "draft_model, adaptive": {
+        "use": "draft_model", "model": OWN, "num_tokens": 3, "adaptive": True, "draft_cost": 0.1
+    },
+    "universal": {"use": "universal", "model": OWN, "num_tokens": 3},
+}  # fmt: skip
+TAKING_SOURCE = '''
+"""Plans as fcfs does, and takes somebody's seat in every fourth step, in each of three ways in turn."""
+
+from dataclasses import replace
+
+from pluglm.kernel.interfaces.component import ComponentConfig
+from pluglm.kernel.interfaces.scheduler import Scheduler
+from pluglm.kernel.planner import PolicyScheduler
+from pluglm_schedulers.fcfs import FcfsPolicy
+
+MODES = ("preempted", "offloaded", "paused")  # fields of StepPlan
+
+
+class Taking(Scheduler):
+    Config = ComponentConfig
+    interface_version = 1
+
+    def __init__(self, config, context):
+        self.inner = PolicyScheduler(FcfsPolicy(FcfsPolicy.Config(), context))
+
+    def plan(self, view, budget, kv):
+        turn, rest = divmod(view.step, 4)
+        if rest or not view.running:
+            return self.inner.plan(view, budget, kv)
+        victim, mode = view.running[turn % len(view.running)], MODES[turn % len(MODES)]
+        if mode == "paused":
+            kv.trim(victim.sequence_id, victim.num_computed)
+        else:
+            kv.release(victim.sequence_id)
+        others = tuple(one for one in view.running if one is not victim)
+        plan = self.inner.plan(replace(view, running=others), budget, kv)
+        return replace(plan, **{mode: (*getattr(plan, mode), victim.sequence_id)})
+'''
+
+
+def run(
+    model: str, folder: Path, prompts: list[Any], max_tokens: int, batch: int = 1, taking: bool = False, **slots: Any
+) -> list[RequestOutput]:
+    """The prompts in groups of `batch`. taking: seats are taken away."""
+    if taking:
+        write_plugin(folder, TAKING_SOURCE, "taking")
+        slots["scheduler"] = "taking:Taking"
+    limits = {"max_num_seqs": batch, "kv_memory": 256 << 20, **({"num_threads": 2} if model == SMOLLM2 else {})}
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+    outputs: list[RequestOutput] = []
+    with Engine.from_config(real_config(Path(model), folder, engine=limits, **slots)) as engine:
+        for start in range(0, len(prompts), batch):
+            outputs += engine.generate(prompts[start : start + batch], params)
+    return outputs
+
+
+def check(model: str, folder: Path, prompts: list[Any], max_tokens: int, name: str, expected: list[list[int]]) -> None:
+    """Batches of 1 and 8, with and without a prefix cache, and with seats taken away."""
+    drafter = {key: model if value == OWN else value for key, value in DRAFTERS[name].items()}
+    for batch, kv, taking in ((1, "paged", False), (8, "hash_prefix", False), (8, "hash_prefix", True)):
+        outputs = run(model, folder, prompts, max_tokens, batch, taking, drafter=drafter, kv=kv)
+        assert [output.error for output in outputs] == [None] * len(prompts)
+        assert [output.token_ids for output in outputs] == expected, f"batch {batch}, {kv}"
+        metrics = [output.metrics for output in outputs if output.metrics is not None]
+        assert sum(one.num_accepted for one in metrics) > 0
+        assert (sum(one.num_preemptions for one in metrics) > 0) == taking
+
+
+def tiny_prompts() -> list[Any]:
+    """Ten, which begin in two ways, one of them repetitive."""
+    starts = ([5, 6, 7, 8] * 4, [9, 41, 77, 12, 30, 5, 18, 33, 21, 8, 99, 3, 14, 15, 92, 65, 35])
+    return [ids(*starts[number % 2], *range(100 + number, 103 + number)) for number in range(10)]
+
+
+@pytest.fixture(scope="module")
+def tiny_expected(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
+    folder = tmp_path_factory.mktemp("plain")
+    return [list(output.token_ids) for output in run(str(tiny_model), folder, tiny_prompts(), 40)]
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_a_tiny_model(tiny_model: Path, tmp_path: Path, tiny_expected: list[list[int]], name: str) -> None:
+    check(str(tiny_model), tmp_path, tiny_prompts(), 40, name, tiny_expected)
+
+
+PLACES = ("the harbour", "an old library", "the night train", "a mountain farm", "the city market")
+TASKS = (
+    "Repeat this sentence three times: We walked from {} to the river and came back before it was dark.",
+    "Write a short story about {}.",
+    "List ten things that one can see near {}.",
+    "Translate into French: Nobody knew how far it was from {} to the sea, so we asked the driver.",
+)
+
+
+def real_prompts() -> list[Any]:
+    return [[{"role": "user", "content": task.format(place)}] for task, place in itertools.product(TASKS, PLACES)]
+
+
+@pytest.fixture(scope="module")
+def real_expected(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
+    outputs = run(SMOLLM2, tmp_path_factory.mktemp("plain"), real_prompts(), 128)
+    return [list(output.token_ids) for output in outputs]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_twenty_prompts_of_the_default_model(tmp_path: Path, real_expected: list[list[int]], name: str) -> None:
+    check(SMOLLM2, tmp_path, real_prompts(), 128, name, real_expected)

@@ -1,0 +1,145 @@
+"""The law of the text, through scheduler, KV, masks, sampler and verification, is the target's under every rule.
+
+The target is a table, so the law of a text is a product that float64 knows. Batches are large and mixed, so windows
+have any number of drafts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_cases import fake_config, ids, require_idle
+from law_cases import LENGTH, NUM_TOKENS, PARAMS, final_row, joint_law, params_of
+
+from pluglm import Engine, RequestOutput
+from pluglm.testing.lossless_filters import PROMPT
+from pluglm.testing.statistics import cell_test
+
+RULES = ("reproducible", "token", "block")
+DELTA = 1e-8  # of one cell test; the suite makes less than a hundred
+BATCH = 256
+
+
+def engine_for(model: Path, rule: str = "reproducible", drafter: str | None = "TableDrafter", **slots: Any) -> Engine:
+    engine = {"verification": rule, "max_num_seqs": BATCH, "max_step_tokens": 2 * BATCH + 37}
+    settings = {
+        "backend": {"use": "law_cases:TableBackend", "vocab_size": NUM_TOKENS},
+        "grammar": "law_cases:LetterGrammar",
+        "drafter": f"law_cases:{drafter}" if drafter else None,
+        "engine": {**engine, **slots.pop("engine", {})},
+    }
+    return Engine.from_config(fake_config(model, **{**settings, **slots}))
+
+
+def texts_of(engine: Engine, names: Sequence[str], num: int) -> dict[str, list[tuple[int, ...]]]:
+    """`num` texts under each of the named params, neighbours under others."""
+    wanted = [(name, number) for number in range(num) for name in names]
+    found: dict[str, list[tuple[int, ...]]] = {name: [] for name in names}
+    for first in range(0, len(wanted), 4 * BATCH):
+        some = wanted[first : first + 4 * BATCH]
+        outputs = engine.generate([ids(*PROMPT) for _ in some], [params_of(*one) for one in some])
+        for (name, _), output in zip(some, outputs, strict=True):
+            assert output.error is None, output.error
+            found[name].append(tuple(output.token_ids))
+    return found
+
+
+def problem_of(texts: Sequence[tuple[int, ...]], name: str) -> str | None:
+    """Of the joint laws of the first two, three and four tokens: 16, 64 and 256 cells."""
+    for length in range(2, LENGTH + 1):
+        counts = Counter(text[:length] for text in texts)
+        cells = [counts[cell] for cell in product(range(NUM_TOKENS), repeat=length)]
+        if problem := cell_test(cells, joint_law(name, length), DELTA):
+            return f"{length} tokens: {problem}"
+    return None
+
+
+def require_laws(model: Path, rule: str, num: int) -> None:
+    with engine_for(model, rule) as engine:
+        texts = texts_of(engine, list(PARAMS), num)
+        require_idle(engine)
+    problems = {name: problem_of(some, name) for name, some in texts.items()}
+    assert not any(problems.values()), problems
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_texts_follow_the_law_of_the_target(tiny_model: Path, rule: str) -> None:
+    require_laws(tiny_model, rule, 1_000)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES)
+def test_twenty_thousand_texts_follow_the_law_of_the_target(tiny_model: Path, rule: str) -> None:
+    require_laws(tiny_model, rule, 20_000)
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_a_drafter_that_lies_about_its_rows_is_lossy(tiny_model: Path, rule: str) -> None:
+    """And this test can tell: the kit of drafters is what a drafter has to pass."""
+    with engine_for(tiny_model, rule, "LyingDrafter") as engine:
+        texts = texts_of(engine, ["plain"], 4_000)["plain"]
+    assert problem_of(texts, "plain") is not None
+
+
+def test_a_drafter_that_lies_changes_nothing_under_reproducible(tiny_model: Path) -> None:
+    with engine_for(tiny_model, drafter="LyingDrafter") as engine, engine_for(tiny_model, drafter=None) as plain:
+        assert texts_of(engine, list(PARAMS), 20) == texts_of(plain, list(PARAMS), 20)
+
+
+def accepted(outputs: Sequence[RequestOutput]) -> tuple[int, int]:
+    metrics = [output.metrics for output in outputs if output.metrics is not None]
+    return sum(one.num_accepted for one in metrics), sum(one.num_drafted for one in metrics)
+
+
+def test_token_and_block_keep_more_drafts(tiny_model: Path) -> None:
+    """Sum min(p, q) and what block adds to it, against sum p q; windows of two drafts."""
+    found = {}
+    for rule in RULES:
+        with engine_for(tiny_model, rule) as engine:
+            outputs = engine.generate([ids(*PROMPT)] * 1_000, [params_of("plain", seed) for seed in range(1_000)])
+            kept, drafted = accepted(outputs)
+            found[rule] = kept / drafted
+    assert found["reproducible"] + 0.05 < found["token"] < found["block"] + 0.02, found
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("batch", [1, 8])
+def test_greedy_texts_are_the_same_under_every_rule(tiny_model: Path, rule: str, batch: int) -> None:
+    names = [name for name in PARAMS if name != "xtc"]
+    with engine_for(tiny_model, rule, engine={"max_num_seqs": batch}) as engine:
+        greedy = [params_of(name, seed, temperature=0.0) for name in names for seed in range(3)]
+        outputs = engine.generate([ids(*PROMPT) for _ in greedy], greedy)
+    for name, output in zip([name for name in names for _ in range(3)], outputs, strict=True):
+        expected: list[int] = []
+        for _ in range(LENGTH):
+            expected.append(int(final_row(name, expected).argmax()))
+        assert output.token_ids == expected, name
+
+
+def test_a_seed_gives_the_same_text_again(tiny_model: Path) -> None:
+    """Under token and block: as long as nothing else runs."""
+    for rule in ("token", "block"):
+        with engine_for(tiny_model, rule) as engine:
+            alone = [engine.generate([ids(*PROMPT)], params_of("plain", seed))[0].token_ids for seed in range(20)]
+            again = [engine.generate([ids(*PROMPT)], params_of("plain", seed))[0].token_ids for seed in range(20)]
+        assert alone == again
+        assert len({tuple(text) for text in alone}) > 5
+
+
+def test_lanes_are_independent(tiny_model: Path) -> None:
+    """Two lanes of one request: their first tokens behind the window's start have the product's law."""
+    with engine_for(tiny_model, "block") as engine:
+        params = [params_of("plain", seed, n=2) for seed in range(2_000)]
+        outputs = engine.generate([ids(*PROMPT) for _ in params], params)
+    law = joint_law("plain", 2)
+    counts: Counter[tuple[int, int]] = Counter()
+    for output in outputs:
+        one, two = (lane.token_ids[0] * NUM_TOKENS + lane.token_ids[1] for lane in output.completions)
+        counts[one, two] += 1
+    cells = [(one, two) for one in range(len(law)) for two in range(len(law))]
+    assert cell_test([counts[cell] for cell in cells], [law[one] * law[two] for one, two in cells], DELTA) is None
