@@ -66,7 +66,7 @@ def config_of(model: Path, draft: Path, pair: tuple[Choice, Choice]) -> RunConfi
             data["engine"] = {**data["engine"], name: True}
             data["attention"] = data.get("attention", {"use": "naive"})
         else:
-            more = {"model": str(draft), "num_tokens": 3} if name == "draft_model" else {}
+            more = {"model": str(draft), "num_tokens": 3} if name in ("draft_model", "universal") else {}
             data[slot] = {"use": name, **options, **more}
     return RunConfig.from_dict(data)
 

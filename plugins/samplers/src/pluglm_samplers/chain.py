@@ -155,14 +155,13 @@ class ChainSampler(Sampler):
             for number, active in steps:
                 logits_RV = _apply(self._names[number], self._steps[number], logits_RV, rows, active)
             return logits_RV
-        runs = self._runs
-        for _, run in groupby(steps, lambda one: runs.get(one[0], -1 - one[0])):
-            active = dict(run)
-            number = next(iter(active))
-            if number in runs:
-                logits_RV = self._cut(active, logits_RV, rows)
+        for _, run in groupby(steps, lambda one: self._runs.get(one[0], -1 - one[0])):
+            rows_of = dict(run)
+            number = next(iter(rows_of))
+            if number in self._runs:
+                logits_RV = self._cut(rows_of, logits_RV, rows)
             else:
-                logits_RV = _apply(self._names[number], self._steps[number], logits_RV, rows, active[number])
+                logits_RV = _apply(self._names[number], self._steps[number], logits_RV, rows, rows_of[number])
         return logits_RV
 
     def _cut(

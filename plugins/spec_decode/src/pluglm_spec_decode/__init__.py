@@ -1,1 +1,1 @@
-"""Drafters for speculative decoding: ngram and draft_model."""
+"""Drafters for speculative decoding: ngram, suffix, draft_model, universal."""

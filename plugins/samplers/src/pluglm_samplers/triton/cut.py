@@ -16,6 +16,13 @@ def ordered(x):
 
 
 @triton.jit
+def value_of(key):
+    """The float of a key."""
+    bits = key.to(tl.int32)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def mass_of(x, best):
     """exp(x - best) in units of 2**-44, int64: 2**18 of them stay below 2**63."""
     return (tl.exp(x - best) * 17592186044416.0).to(tl.int64)
@@ -66,6 +73,40 @@ def last_key(source, num_columns, low, high, wanted, best, IS_MASS: tl.constexpr
 
 
 @triton.jit
+def ends_of(source, num_columns, BLOCK: tl.constexpr):
+    """The largest and the smallest logit, and how many are NaN or +inf."""
+    most = tl.full((BLOCK,), float("-inf"), tl.float32)
+    least = tl.full((BLOCK,), float("inf"), tl.float32)
+    num_odd = tl.zeros((BLOCK,), tl.int32)
+    for start in range(0, num_columns, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        is_real = columns < num_columns
+        x = tl.load(source + columns, mask=is_real, other=float("-inf"))
+        most = tl.maximum(most, x)
+        least = tl.minimum(least, tl.where(is_real, x, float("inf")))
+        num_odd += ((x != x) | (x == float("inf"))).to(tl.int32)
+    return tl.max(most), tl.min(least), tl.sum(num_odd)
+
+
+@triton.jit
+def nucleus_end(source, num_columns, low, inside, high, top_p, best, BLOCK: tl.constexpr):
+    """The key that ends the nucleus, and how many tokens of this key are in it.
+
+    The nucleus is one of the tokens with a key above `low` and of the first `inside` with that key.
+    """
+    above = add_up(source, num_columns, low + 1, best, True, BLOCK)
+    num_low = add_up(source, num_columns, low, best, False, BLOCK)
+    num_low -= add_up(source, num_columns, low + 1, best, False, BLOCK)
+    share = top_p * (above + tl.minimum(inside, num_low) * mass_of(value_of(low), best)).to(tl.float64)
+    wanted = share.to(tl.int64)
+    wanted = tl.maximum(wanted + (share > wanted.to(tl.float64)).to(tl.int64), 1)  # rounded up
+    key = last_key(source, num_columns, low, high, wanted, best, True, BLOCK)
+    missing = wanted - add_up(source, num_columns, key + 1, best, True, BLOCK)
+    each = tl.maximum(mass_of(value_of(key), best), 1)
+    return key, tl.maximum((missing + each - 1) // each, 1)
+
+
+@triton.jit
 def cut_kernel(
     logits_pointer,
     top_k_pointer,
@@ -83,18 +124,8 @@ def cut_kernel(
     """
     row = tl.program_id(0).to(tl.int64)
     source = logits_pointer + row * row_stride
-    most = tl.full((BLOCK,), float("-inf"), tl.float32)
-    least = tl.full((BLOCK,), float("inf"), tl.float32)
-    num_odd = tl.zeros((BLOCK,), tl.int32)
-    for start in range(0, num_columns, BLOCK):
-        columns = start + tl.arange(0, BLOCK)
-        is_real = columns < num_columns
-        x = tl.load(source + columns, mask=is_real, other=float("-inf"))
-        most = tl.maximum(most, x)
-        least = tl.minimum(least, tl.where(is_real, x, float("inf")))
-        num_odd += ((x != x) | (x == float("inf"))).to(tl.int32)
-    best, worst = tl.max(most), tl.min(least)
-    if (tl.sum(num_odd) > 0) | (best == float("-inf")):
+    best, worst, num_odd = ends_of(source, num_columns, BLOCK)
+    if (num_odd > 0) | (best == float("-inf")):
         return
     high, low = ordered(best).to(tl.int64), ordered(worst).to(tl.int64)
     wanted_tokens = tl.load(top_k_pointer + row).to(tl.int64)
@@ -105,21 +136,9 @@ def cut_kernel(
         room = wanted_tokens - add_up(source, num_columns, floor + 1, best, False, BLOCK)
     top_p = tl.load(top_p_pointer + row)
     if top_p < 1.0:
-        start_key = low if IS_JOINT else floor
-        inside = room
-        if IS_JOINT:
-            inside = num_columns.to(tl.int64)
-        edge = mass_of(value_of(start_key), best)
-        above = add_up(source, num_columns, start_key + 1, best, True, BLOCK)
-        at_edge = add_up(source, num_columns, start_key, best, False, BLOCK)
-        at_edge -= add_up(source, num_columns, start_key + 1, best, False, BLOCK)
-        total = above + tl.minimum(inside, at_edge) * edge
-        share = top_p * total.to(tl.float64)
-        wanted = tl.maximum(share.to(tl.int64) + (share > share.to(tl.int64).to(tl.float64)).to(tl.int64), 1)
-        edge_key = last_key(source, num_columns, start_key, high, wanted, best, True, BLOCK)
-        missing = wanted - add_up(source, num_columns, edge_key + 1, best, True, BLOCK)
-        each = tl.maximum(mass_of(value_of(edge_key), best), 1)
-        edge_room = tl.maximum((missing + each - 1) // each, 1)
+        bottom = low if IS_JOINT else floor
+        inside = num_columns.to(tl.int64) if IS_JOINT else room
+        edge_key, edge_room = nucleus_end(source, num_columns, bottom, inside, high, top_p, best, BLOCK)
         room = tl.where(edge_key > floor, edge_room, tl.where(edge_key == floor, tl.minimum(room, edge_room), room))
         floor = tl.maximum(floor, edge_key)
     lowest = best + tl.load(gap_pointer + row)
@@ -134,10 +153,3 @@ def cut_kernel(
         is_kept = ((key > floor) | (is_tie & (rank <= room))) & (x >= lowest)
         tl.store(source + columns, float("-inf"), mask=is_real & (is_kept == 0))
         num_ties += tl.sum(is_tie.to(tl.int64))
-
-
-@triton.jit
-def value_of(key):
-    """The float of a key."""
-    bits = key.to(tl.int32)
-    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
