@@ -34,6 +34,7 @@ trace-test: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/decode.py
+	$(BIN)/python benchmarks/decode_attention.py
 	$(BIN)/python benchmarks/deterministic.py
 	$(BIN)/python benchmarks/contention.py
 	$(BIN)/python benchmarks/load_memory.py
