@@ -4,8 +4,8 @@
 
 bfloat16, 9 query heads on 3 kv heads of 64 values (the default model's), blocks of 16 tokens, one query a sequence,
 30 layers in turn so that no cache holds them. Tables are in order, as a quiet pool hands out blocks, or scattered, as
-an old one does. Cases take turns; a share is of the read bandwidth that was measured in the same run. Prints a table and
-writes a JSON record with every sample.
+an old one does. Cases take turns; a share is of the read bandwidth that was measured in the same run. Prints a table
+and writes a JSON record with every sample.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def test_every_stretch_of_a_row_can_be_drawn_from(vocab_size: int) -> None:
     logits_V[0], logits_V[-1] = -200.0, -torch.inf
     tokens = np.arange(1, vocab_size - 1)
     logits_RV = logits_V.expand(len(tokens), -1).numpy()
-    assert host_draw(logits_RV, (tokens - 0.5) / len(tokens)).tolist() == tokens.tolist()
+    assert host_draw(logits_RV, ((tokens - 0.5) / len(tokens)).tolist()) == tokens.tolist()
 
 
 @pytest.mark.parametrize("vocab_size", [17, 2000])

@@ -11,7 +11,7 @@ import torch
 from pluglm.kernel.core import SampleRow
 from pluglm.kernel.interfaces.sampler import NO_TOKEN
 from pluglm.verification.randomness import uniform
-from pluglm_samplers.blocks import SHORT, Floats, Ids, Wide, few_live, on_host, running_sums
+from pluglm_samplers.blocks import SHORT, Floats, Wide, few_live, on_host, running_sums
 
 # R: rows, V: vocabulary, C: tokens of a row that are looked at, S: stretches of a row
 
@@ -43,7 +43,7 @@ def draw(
         probs_RV = logits_RV.softmax(-1)
         ids_R = inverse_cdf(probs_RV, torch.tensor(coins, dtype=torch.float64, device=probs_RV.device))
         return list(ids_R.where(probs_RV.gather(1, ids_R.unsqueeze(1)).squeeze(1) > 0, NO_TOKEN).tolist())
-    return list(host_draw(logits_RV.numpy(), np.array(coins)).tolist())
+    return host_draw(logits_RV.numpy(), coins)
 
 
 def final_probabilities(logits_RV: torch.Tensor) -> torch.Tensor:
@@ -70,28 +70,40 @@ def inverse_cdf(probs_RV: torch.Tensor, coins_R: torch.Tensor) -> torch.Tensor:
     return ids_R.clamp_(max=probs_RV.shape[1] - 1)  # NaN rows land past the end
 
 
-def host_draw(logits_RV: Floats, coins_R: Wide) -> Ids:
-    """The same on the host: ids_R. A row's masses are the probabilities but for a factor, see `blocks.masses`."""
+def host_draw(logits_RV: Floats, coins: Sequence[float]) -> list[int]:
+    """The same on the host. A row's masses are the probabilities but for a factor, see `blocks.masses`."""
     with np.errstate(all="ignore"):
-        if logits_RV.shape[1] <= SHORT:
-            return _draw_short(logits_RV, coins_R)
-        return np.array([_draw_long(*one) for one in zip(logits_RV, coins_R.tolist(), strict=True)], dtype=np.int64)
+        if len(coins) > 1 and logits_RV.shape[1] <= SHORT:
+            return _draw_short(logits_RV, np.array(coins))
+        draw_row = _draw_row if logits_RV.shape[1] <= SHORT else _draw_long
+        return [draw_row(logits_V, coin) for logits_V, coin in zip(logits_RV, coins, strict=True)]
 
 
-def _draw_short(logits_RC: Floats, coins_R: Wide) -> Ids:
-    mass_RC = np.exp(logits_RC - logits_RC.max(-1, keepdims=True))
-    running_RC = running_sums(mass_RC)
-    target_R = np.minimum(coins_R * running_RC[:, -1], np.nextafter(running_RC[:, -1], 0.0))
-    ids_R: Ids = (running_RC > target_R[:, None]).argmax(-1)
-    is_drawn_R = mass_RC[np.arange(len(ids_R)), ids_R] > 0
-    return ids_R if is_drawn_R.all() else np.where(is_drawn_R, ids_R, NO_TOKEN)
+def _draw_short(logits_RC: Floats, coins_R: Wide) -> list[int]:
+    best_R1 = logits_RC.max(-1, keepdims=True)
+    running_RC = running_sums(np.exp(logits_RC - best_R1))
+    total_R1 = running_RC[:, -1:]
+    target_R1 = np.minimum(coins_R[:, None] * total_R1, np.nextafter(total_R1, 0.0))
+    ids_R = (running_RC > target_R1).argmax(-1)
+    is_finite_R = np.isfinite(best_R1[:, 0])
+    return list((ids_R if is_finite_R.all() else np.where(is_finite_R, ids_R, NO_TOKEN)).tolist())
+
+
+def _draw_row(logits_C: Floats, coin: float) -> int:
+    """The same of one row, in fewer calls."""
+    best = logits_C.max()
+    if not math.isfinite(best):
+        return NO_TOKEN
+    running_C = np.exp(logits_C - best).cumsum(dtype=np.float64)
+    total = float(running_C[-1])
+    return int(running_C.searchsorted(min(coin * total, math.nextafter(total, 0.0)), side="right"))
 
 
 def _draw_long(logits_V: Floats, coin: float) -> int:
     """By its live tokens, if they are few. Else the running sum is that of stretches, then of tokens in a stretch."""
     ids_C = few_live(logits_V)
     if ids_C is not None:
-        place = int(_draw_short(logits_V[None, ids_C], np.array([coin]))[0]) if len(ids_C) else NO_TOKEN
+        place = _draw_row(logits_V[ids_C], coin) if len(ids_C) else NO_TOKEN
         return place if place == NO_TOKEN else int(ids_C[place])
     mass_V = np.exp(logits_V - logits_V.max()).astype(np.float64)
     starts_S = np.arange(0, len(mass_V), _STRETCH)

@@ -50,8 +50,8 @@ def keep_nuclei(logits_RV: torch.Tensor, top_p: Sequence[float], most: Sequence[
     """
     size = logits_RV.shape[1]
     if on_host(logits_RV):
-        most_R = np.full(len(logits_RV), size) if most is None else np.array(most)
-        return in_blocks(_keep_nuclei_of_block, logits_RV, np.array(top_p)[:, None], most_R)
+        columns_R1 = [np.array(top_p)[:, None]] if most is None else [np.array(top_p)[:, None], np.array(most)]
+        return in_blocks(_keep_nuclei_of_block, logits_RV, *columns_R1)
     sizes_R = nucleus_sizes(sort_best(logits_RV, size), top_p)
     return keep_best(logits_RV, sizes_R if most is None else sizes_R.minimum(sizes_R.new_tensor(most)))
 
@@ -67,25 +67,24 @@ def nucleus_sizes(ranked_RV: torch.Tensor, top_p: Sequence[float]) -> torch.Tens
     return sizes_R.where(p_R < 1, ranked_RV.shape[1])
 
 
-def _keep_nuclei_of_block(logits_BC: Floats, p_B1: Wide, most_B: Ids) -> None:
+def _keep_nuclei_of_block(logits_BC: Floats, p_B1: Wide, most_B: Ids | None = None) -> None:
     if logits_BC.shape[1] <= SHORT:
         _keep_ranked(logits_BC, p_B1, most_B)
         return
     below_1V, mass_1V, total_11 = masses(logits_BC)
     if np.isnan(total_11[0, 0]):
         return
-    p, most, num_kept = float(p_B1[0, 0]), int(most_B[0]), logits_BC.shape[1]
+    p, num_kept = float(p_B1[0, 0]), logits_BC.shape[1]
     if p < 1:
         num_kept = keep_mass_prefix(logits_BC[0], np.abs(below_1V[0]), mass_1V[0], p * float(total_11[0, 0]))
-    if most < num_kept:
-        keep_best(torch.from_numpy(logits_BC), torch.tensor([most]))
+    if most_B is not None and most_B[0] < num_kept:
+        keep_best(torch.from_numpy(logits_BC), torch.from_numpy(most_B))
 
 
-def _keep_ranked(logits_BC: Floats, p_B1: Wide, most_B: Ids) -> None:
+def _keep_ranked(logits_BC: Floats, p_B1: Wide, most_B: Ids | None) -> None:
     ranked_BC = descending(logits_BC)
     running_BC = running_sums(np.exp(ranked_BC - ranked_BC[:, :1]))
-    wanted_B1 = p_B1 * running_BC[:, -1:]
-    wanted_B1[p_B1 >= 1] = np.inf
-    running_BC[:, -1] = np.inf  # of p = 1; all others but NaN are reached before
-    sizes_B = (running_BC >= wanted_B1).argmax(-1) + 1
-    keep_prefix(logits_BC, ranked_BC, np.minimum(sizes_B, most_B))
+    sizes_B = (running_BC >= p_B1 * running_BC[:, -1:]).argmax(-1) + 1
+    if most_B is not None:
+        sizes_B = np.minimum(np.where(p_B1[:, 0] < 1, sizes_B, ranked_BC.shape[1]), most_B)
+    keep_prefix(logits_BC, ranked_BC, sizes_B)
