@@ -38,6 +38,9 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/deterministic.py
 	$(BIN)/python benchmarks/contention.py
 	$(BIN)/python benchmarks/load_memory.py
+	$(BIN)/python benchmarks/plan_ahead.py
+	$(BIN)/python benchmarks/sampling.py
+	$(BIN)/python benchmarks/speculation.py
 	$(BIN)/python benchmarks/scheduling.py
 	$(BIN)/python benchmarks/simulation.py
 

@@ -3,8 +3,8 @@
     python benchmarks/sampling.py [--threads 2] [--batch 64] [--rounds 9] [--only CASE] [--record FILE.json]
 
 The default model in bfloat16 decodes a batch of random prompts; its steps are timed (the backend's `execute`) and the
-logits of the last one kept. On copies of these, each case calls a chain with `sampler.fast: auto` and one with `off` in
-turn, for rows with 256 tokens in the prompt and 128 to 191 in the output. A figure is a median. `share` is the fused
+logits of the last one kept. On copies of these, each case calls a chain with `sampler.fast: auto` and one with `false`
+in turn, for rows with 256 tokens in the prompt and 128 to 191 in the output. A figure is a median. `share` is the fused
 path / the model's step, `ratio` the steps one by one / the fused path. Both must give the same tokens, or the benchmark
 fails. The target is for the case `usual`: less than 15 % of the model's step.
 """
@@ -28,7 +28,7 @@ from pluglm import Engine, SamplingParams
 from pluglm.kernel.core import SampleRow
 
 MODEL = "smollm2-135m-instruct"
-PATHS = ("auto", "off")
+PATHS: dict[str, bool | str] = {"auto": "auto", "off": False}  # the values of sampler.fast
 PROMPT, WARM_UP, STEPS = 64, 2, 6
 TARGET = 0.15
 PENALTIES = {"repetition_penalty": 1.1, "frequency_penalty": 0.1, "presence_penalty": 0.1}
@@ -62,10 +62,10 @@ class Decoded(NamedTuple):
 def decode(threads: int, batch: int) -> Decoded:
     """The chain of each of PATHS comes from a run of its own, so that it is what a config gives."""
     model_ms, samplers, kept = list[float](), dict[str, Any](), list[torch.Tensor]()
-    for fast in PATHS:
+    for path, fast in PATHS.items():
         with Engine.from_config(config_of(fast, threads, batch)) as engine:
             core: Any = engine.core
-            samplers[fast], backend = core.parts.sampler, core.parts.runner.backend
+            samplers[path], backend = core.parts.sampler, core.parts.runner.backend
             backend.execute = timed(backend.execute, model_ms)
             prompts = torch.randint(engine.tokenizer.vocab_size, (batch, PROMPT), generator=seeded()).tolist()
             params = SamplingParams(temperature=0.8, max_tokens=WARM_UP + STEPS, ignore_eos=True, seed=1)
@@ -80,7 +80,7 @@ def decode(threads: int, batch: int) -> Decoded:
     return Decoded(model_ms, kept[-1], samplers)
 
 
-def config_of(fast: str, threads: int, batch: int) -> dict[str, Any]:
+def config_of(fast: bool | str, threads: int, batch: int) -> dict[str, Any]:
     limits = {"max_num_seqs": batch, "max_step_tokens": batch * PROMPT, "kv_memory": 512 << 20}
     return {
         "model": {"path": MODEL, "dtype": "bfloat16"},
@@ -121,6 +121,7 @@ def rows_of(params: Mapping[str, Any], num_rows: int, vocab_size: int) -> list[S
             seed=index,
             lane=0,
             position=128 + index % 64,
+            memory={},
         )
         for index, text in enumerate(texts)
     ]

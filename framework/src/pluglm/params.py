@@ -51,11 +51,11 @@ def as_given(params: kernel.SamplingParams) -> SamplingParams:
 
 
 def for_kernel(params: kernel.SamplingParams, tokenizer: Tokenizer) -> kernel.SamplingParams:
-    """What the kernel is to do for params; they themselves where they ask for nothing beyond.
+    """What the kernel, hooks and plugins get to see: the kernel's parameters alone.
 
     Raises RequestError for a bad word that has no tokens.
     """
-    if not isinstance(params, SamplingParams) or not (params.bad_words or params.best_of):
+    if not isinstance(params, SamplingParams):
         return params
     fields = _kernel_fields(params)
     fields["bad_words_ids"] = (*params.bad_words_ids, *bad_words_ids(params.bad_words, tokenizer))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -113,9 +114,12 @@ def _logprobs(logits_SV: torch.Tensor, targets: tuple[int, ...], num_top: int) -
     own_S1 = logprobs_SV.gather(1, torch.tensor(targets, device=logits_SV.device).unsqueeze(1))
     ranks = ((logprobs_SV > own_S1).sum(-1) + 1).tolist()
     top_Sk = torch.topk(logprobs_SV, min(num_top, logprobs_SV.shape[1]))
-    tops = zip(top_Sk.indices.tolist(), top_Sk.values.tolist(), strict=True)
+    tops = [
+        {token: value for token, value in zip(*row, strict=True) if value > -math.inf}  # impossible ones are not told
+        for row in zip(top_Sk.indices.tolist(), top_Sk.values.tolist(), strict=True)
+    ]
     rows = zip(targets, own_S1.flatten().tolist(), ranks, tops, strict=True)
     return [
-        TokenLogprobs(token_id=token, logprob=one, rank=rank, top=dict(zip(*top, strict=True)))
+        TokenLogprobs(token_id=token, logprob=one, rank=rank, top=top)
         for token, one, rank, top in rows
     ]

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from pluglm.kernel.core import SampleRow
+from pluglm.kernel.interfaces.kernels import KernelLog
 from pluglm.kernel.interfaces.logits_params import MIROSTAT_REPLACES
 from pluglm.kernel.interfaces.sampler import LogitsStep
 from pluglm.kernel.sampling_params import SamplingParams
@@ -28,7 +29,11 @@ def resolve(kind: str, name: str, options: dict[str, Any]) -> tuple[type, Any]:
 
 def context(vocab_size: int, eos_token_ids: Iterable[int] = ()) -> Any:
     return SimpleNamespace(
-        resolve_component=resolve, spec=SimpleNamespace(vocab_size=vocab_size), eos_token_ids=frozenset(eos_token_ids)
+        resolve_component=resolve,
+        spec=SimpleNamespace(vocab_size=vocab_size),
+        device="cpu",
+        kernels=KernelLog(),
+        eos_token_ids=frozenset(eos_token_ids),
     )
 
 

@@ -11,7 +11,7 @@ from sampler_cases import chain, random_logits, random_row, row
 
 from pluglm.kernel.core import SampleRow
 from pluglm.kernel.sampling_params import SamplingParams
-from pluglm_samplers.drawing import inverse_cdf
+from pluglm.verification.drawing import inverse_cdf
 
 
 @pytest.mark.parametrize("vocab_size", [5, 17, 1000, 40_001])

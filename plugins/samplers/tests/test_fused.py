@@ -15,7 +15,6 @@ from sampler_cases import chain, context, random_params, row, step
 
 from pluglm.assembly.registry import list_entries, load
 from pluglm.kernel.core import SampleRow
-from pluglm.kernel.errors import ConfigError
 from pluglm.kernel.interfaces.component import ComponentConfig
 from pluglm.kernel.sampling_params import SamplingParams
 from pluglm_samplers.blocks import SHORT
@@ -119,7 +118,7 @@ def test_the_same_is_kept_and_drawn(preset: Any, kinds: list[Any], seed: int, da
     logits_RV = logits_RV[[rows.index(one) for one in supported]]
     if not supported:
         return
-    fast, slow = chain(SIZE, preset=preset), chain(SIZE, preset=preset, fast="off")
+    fast, slow = chain(SIZE, preset=preset), chain(SIZE, preset=preset, fast=False)
     assert fast.sample(logits_RV.clone(), supported) == slow.sample(logits_RV.clone(), supported)
     if (parts := fused_parts(fast, logits_RV, supported)) is not None:
         assert torch.equal(*parts)
@@ -137,7 +136,7 @@ def test_most_of_these_rows_are_fused_and_flat_ones_are_not() -> None:
 def test_coins_at_the_ends_draw_the_same() -> None:
     logits_RV, _ = batch([smooth, tied, half_precise], 5)
     rows = [row(SamplingParams(top_k=50, top_p=0.9, min_p=0.05, temperature=0.8), seed=seed) for seed in range(3)]
-    fast, slow = chain(SIZE), chain(SIZE, fast="off")
+    fast, slow = chain(SIZE), chain(SIZE, fast=False)
     for coin in (2.0**-53, 0.25, 0.5, 1 - 2.0**-53):
         for sampler in (fast, slow):
             sampler._coins = type("Fixed", (), {"uniform": staticmethod(lambda *key, coin=coin: coin)})()  # type: ignore[assignment]
@@ -218,29 +217,10 @@ def test_a_step_behind_that_looks_at_ids_is_given_whole_rows() -> None:
     assert sampler.sample(logits_RV, [row(SamplingParams(top_k=3))]) == [900]
 
 
-def test_on_is_refused_where_it_cannot_be_had() -> None:
-    known = context(SIZE)
-    known.device = "cpu"
-
-    def made(**config: Any) -> ChainSampler:
-        return ChainSampler(ChainConfig.model_validate({"fast": "on", **config}), known)
-
-    with pytest.raises(ConfigError, match=r"sampler\.fast: on cannot be had: none of sampler\.steps"):
-        made(steps=["logit_bias", "dry"])
-    sampler = made()
-    assert sampler.check(SamplingParams(top_k=50, top_p=0.9, repetition_penalty=1.1)) is None
-    assert sampler.check(SamplingParams(temperature=0.0)) is None
-    for params in ({"top_p": 0.9}, {"top_k": MOST_KEPT + 1}):
-        assert "top_k of at most 512" in (sampler.check(SamplingParams(**params)) or ""), params  # type: ignore[arg-type]
-    known.device = "cuda"
-    with pytest.raises(ConfigError, match="is one of top_k, top_p, min_p"):
-        made(steps=["temperature"])
-
-
 def test_broken_rows_fail_alone() -> None:
     logits_RV, _ = batch([smooth] * 3, 1)
     logits_RV[0], logits_RV[1, 7] = -torch.inf, torch.nan
     rows = [row(SamplingParams(top_k=50), seed=seed) for seed in range(3)]
-    expected = chain(SIZE, fast="off").sample(logits_RV[2:].clone(), rows[2:])
-    for fast in ("auto", "off"):
+    expected = chain(SIZE, fast=False).sample(logits_RV[2:].clone(), rows[2:])
+    for fast in ("auto", False):
         assert chain(SIZE, fast=fast).sample(logits_RV.clone(), rows) == [-1, -1, *expected]

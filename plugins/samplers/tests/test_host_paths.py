@@ -12,9 +12,10 @@ from sampler_cases import random_logits, random_params, row, step
 from pluglm.assembly.registry import list_entries
 from pluglm.kernel.interfaces.sampler import NO_TOKEN
 from pluglm.kernel.sampling_params import SamplingParams
+from pluglm.verification.drawing import inverse_cdf
 from pluglm.verification.randomness import Coins, Purpose, uniform
 from pluglm_samplers.blocks import few_live, in_blocks
-from pluglm_samplers.drawing import draw, host_draw, inverse_cdf, pick_best
+from pluglm_samplers.drawing import draw, host_draw, pick_best
 from pluglm_samplers.ranking import drop_below, keep_best, sort_best
 from pluglm_samplers.top_p import keep_nuclei, nucleus_sizes
 

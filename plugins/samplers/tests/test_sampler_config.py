@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -35,7 +34,8 @@ def test_names_and_mappings_reach_the_resolver() -> None:
         asked.append((kind, name, options))
         return resolve(kind, "top_k", {})
 
-    run: Any = SimpleNamespace(resolve_component=remember, spec=SimpleNamespace(vocab_size=5))
+    run = context(5)
+    run.resolve_component = remember
     ChainSampler(ChainConfig.model_validate({"steps": ["top_k", {"use": "mine", "strength": 2}]}), run)
     assert asked == [("logits_step", "top_k", {}), ("logits_step", "mine", {"strength": 2})]
 
@@ -99,9 +99,8 @@ class Raises(WrongShape):
 
 @pytest.mark.parametrize(("step", "what"), [(WrongShape, "returned"), (Raises, "raised KeyError: 'table'")])
 def test_a_step_that_breaks_its_contract_is_named(step: type[WrongShape], what: str) -> None:
-    run: Any = SimpleNamespace(
-        resolve_component=lambda kind, name, options: (step, ComponentConfig()), spec=SimpleNamespace(vocab_size=5)
-    )
+    run = context(5)
+    run.resolve_component = lambda kind, name, options: (step, ComponentConfig())
     sampler = ChainSampler(ChainConfig.model_validate({"steps": ["odd"]}), run)
     with pytest.raises(ComponentFailure, match=f"logits_step 'odd' {what}"):
         sampler.sample(torch.zeros(2, 5), [row(), row()])

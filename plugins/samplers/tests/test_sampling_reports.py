@@ -13,7 +13,8 @@ from sampler_cases import chain, kept, random_logits, random_row, row, step, tra
 
 from pluglm.kernel.interfaces.sampler import NO_TOKEN
 from pluglm.kernel.sampling_params import SamplingParams
-from pluglm_samplers.drawing import draw, inverse_cdf
+from pluglm.verification.drawing import inverse_cdf
+from pluglm_samplers.drawing import draw
 from pluglm_samplers.penalties import RepetitionConfig, RepetitionPenalty
 from pluglm_samplers.presets import PRESETS
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from pydantic import ValidationError
 
 from pluglm.kernel.interfaces.drafter import ADAPTS, ROWS, SHARES, Proposal
 from pluglm.testing.drafter import draft_request, ids_of
@@ -12,6 +13,7 @@ from pluglm_spec_decode.adaptive import AdaptiveConfig, AdaptiveDrafter
 from pluglm_spec_decode.draft_model import DraftModelConfig, DraftModelDrafter
 from pluglm_spec_decode.ngram import NgramConfig, NgramDrafter
 from pluglm_spec_decode.suffix import SuffixConfig, SuffixDrafter
+from pluglm_spec_decode.universal import UniversalConfig
 
 
 class Clock:
@@ -185,17 +187,30 @@ def test_without_the_key_all_is_handed_on():
 
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_rules_whose_text_depends_on_lengths_need_a_fixed_cost(rule):
-    by_clock, by_cost = DraftModelConfig(model="m", adaptive=True), DraftModelConfig(model="m", draft_cost=0.1)
+    by_clock = DraftModelConfig(model="m", adaptive=True)
+    by_cost = DraftModelConfig(model="m", adaptive=True, draft_cost=0.1)
     assert f"verification:{rule}" in DraftModelDrafter.capabilities(by_clock).refuses
-    for config in (by_cost, by_cost.model_copy(update={"adaptive": True}), DraftModelConfig(model="m")):
+    for config in (by_cost, DraftModelConfig(model="m")):
         assert not DraftModelDrafter.capabilities(config).refuses
+
+
+@pytest.mark.parametrize(
+    ("cls", "fields"),
+    [(NgramConfig, {}), (SuffixConfig, {}), (DraftModelConfig, {"model": "m"}), (UniversalConfig, {"model": "m"})],
+)
+def test_a_cost_that_nothing_would_look_at_is_refused(cls, fields):
+    for cost in (0.0, 0.1):
+        with pytest.raises(ValidationError, match="draft_cost is used only with adaptive: true"):
+            cls(**fields, draft_cost=cost)
+        assert cls(**fields, adaptive=True, draft_cost=cost).draft_cost == cost
+    assert cls(**fields, draft_cost=None).draft_cost is None
 
 
 def test_tags():
     def provided(cls, config):
         return cls.capabilities(config).provides
 
-    assert provided(NgramDrafter, NgramConfig(draft_cost=0.1)) == frozenset()
+    assert provided(NgramDrafter, NgramConfig()) == frozenset()
     assert provided(NgramDrafter, NgramConfig(adaptive=True, draft_cost=0.1)) == {ADAPTS}
     assert provided(NgramDrafter, NgramConfig(adaptive=True)) == {ADAPTS, SHARES}
     assert provided(SuffixDrafter, SuffixConfig(adaptive=True, draft_cost=0.1)) == {ADAPTS, SHARES}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from pluglm_spec_decode.past_texts import OWN_TOKENS, PastTexts
+from pluglm_spec_decode.past_texts import LEAST_TOKENS, OWN_TOKENS, PastTexts
 
 
 def follows(past: PastTexts, owner: str, words: list[int]) -> list[int]:
@@ -56,6 +56,15 @@ def test_many_owners_of_little_are_bounded_too():
     assert past.num_tokens <= 100 * OWN_TOKENS
     assert past.automata(999)
     assert not past.automata(0)
+
+
+def test_the_least_is_the_least_that_keeps_something_within_its_bound():
+    for max_tokens in range(1, 300):
+        past, most, is_kept = PastTexts(max_tokens, 8), 0, True
+        for number in range(20):
+            past.add("a", list(range(100 * number, 100 * number + 50)))
+            most, is_kept = max(most, past.num_tokens), is_kept and bool(past.automata("a"))
+        assert (is_kept and most <= max_tokens) is (max_tokens >= LEAST_TOKENS), max_tokens
 
 
 def test_a_long_text_keeps_its_end():

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from pluglm.testing.context import make_context
 from pluglm.testing.drafter import draft_request
 from pluglm_spec_decode.suffix import SuffixConfig, SuffixDrafter
+from pluglm_spec_decode.suffix_automaton import SuffixAutomaton
 
 
 def ids(drafter, sequence_id, text, num_prompt=None, max_tokens=99, **fields):
@@ -81,6 +82,41 @@ def test_proposals_of_a_growing_text(pieces, max_context, tokens_per_match, min_
         drafter.observe(0, 0, piece)
 
 
+@settings(max_examples=150)
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.lists(st.integers(1, 6), min_size=1, max_size=6))
+def test_being_asked_before_for_another_number_changes_nothing(text, numbers):
+    config = SuffixConfig(num_tokens=5, max_context=6, min_probability=0.2)
+    drafter = SuffixDrafter(config, make_context())
+    for number in numbers:
+        alone = ids(SuffixDrafter(config, make_context()), 0, text, max_tokens=number)
+        assert ids(drafter, 0, text, max_tokens=number) == alone
+
+
+def test_adaptive_drafts_take_one_search(plain_context, monkeypatch):
+    searched = []
+
+    def continuation(automaton, *arguments):
+        searched.append(arguments)
+        return found(automaton, *arguments)
+
+    found, counts, text = SuffixAutomaton.continuation, [], [1, 2, 3, 4, 5, 6, 1, 2]
+    monkeypatch.setattr(SuffixAutomaton, "continuation", continuation)
+    for fields in ({}, {"adaptive": True, "draft_cost": 0.0}):
+        searched.clear()
+        assert ids(SuffixDrafter(SuffixConfig(**fields), plain_context), 0, text) == [3, 4, 5, 6]
+        counts.append(len(searched))
+    assert counts[0] == counts[1] > 0
+
+
+def test_an_output_that_ends_serves_a_text_that_was_searched_before(plain_context):
+    drafter = SuffixDrafter(SuffixConfig(), plain_context)
+    ids(drafter, 0, [1, 2, 40], 2)
+    assert ids(drafter, 1, [9, 41], 1) == []
+    drafter.observe(0, 0, [41, 42])
+    drafter.release(0)
+    assert ids(drafter, 1, [9, 41], 1) == [42]
+
+
 def test_longer_matches_draft_more(plain_context):
     drafter = SuffixDrafter(SuffixConfig(num_tokens=32, tokens_per_match=2), plain_context)
     words = list(range(20, 60))
@@ -145,7 +181,15 @@ def test_no_more_than_asked_for(plain_context):
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"num_tokens": 0}, {"max_context": 0}, {"tokens_per_match": 0}, {"min_probability": 1.5}, {"shared_tokens": -1}],
+    [
+        {"num_tokens": 0},
+        {"max_context": 0},
+        {"tokens_per_match": 0},
+        {"min_probability": 1.5},
+        {"shared_tokens": -1},
+        {"shared_tokens": 1},
+        {"shared_tokens": 17},
+    ],
     ids=str,
 )
 def test_wrong_config_is_refused(wrong):

@@ -82,6 +82,6 @@ def why_not_compile(device: str) -> str | None:
 
 
 def _said(error: Exception) -> str:
-    """The first line that says something, with the cause's name."""
+    """The first line that says something, or the error's type where it says nothing."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__

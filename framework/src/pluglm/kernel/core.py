@@ -80,7 +80,7 @@ class Sequence:
     num_published: int = 0  # those of them that the prefix cache was offered
     kv_epoch: int = 0  # resets of the prefix cache before the first of them was computed or adopted
     drafts: list[int] = field(default_factory=list)  # proposed for this step, never committed unverified
-    draft_rows_kV: torch.Tensor | None = None  # what they were drawn from; of no use without them
+    draft_rows_kV: torch.Tensor | None = None  # float32 probabilities that they were drawn from, read by Drawer
     status: Status = Status.WAITING
     holds_kv: bool = False  # has a table in the KV manager; one that waits may: paused, forked or parked
     offloaded: Saved | None = None  # its KV in host memory while it waits, num_computed tokens of it
@@ -89,7 +89,7 @@ class Sequence:
     num_cached: int = 0  # prompt tokens that were adopted instead of computed when it first ran
     num_recomputed: int = 0  # computed tokens that preemption threw away and no cached prefix gave back
     matcher: Matcher | None = None  # grammar state after the committed tokens
-    sampler_memory: dict[Any, Any] = field(default_factory=dict)  # of its SampleRows; it goes with the lane
+    sampler_memory: dict[Any, Any] = field(default_factory=dict)  # written by the sampler and its steps
     walk: Walk | None = None  # the search that decides how the request goes on, shared by its lanes
     parked: torch.Tensor | None = None  # logits_V of the next token, while it waits for the search's other lanes
     first_token_s: float | None = None
@@ -287,7 +287,7 @@ class SampleRow:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Raw log-probabilities (nats, before masks and steps) of one position."""
+    """Log-probabilities (nats) of one position, by the row that logprobs_mode names; impossible tokens are not in top."""
 
     token_id: int
     logprob: float

@@ -10,7 +10,7 @@ import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from pluglm.kernel.core import SampleRow, Sequence, Status, TokenLogprobs
 from pluglm.kernel.errors import ComponentFailure
 from pluglm.kernel.guard import Guarded
 from pluglm.kernel.interfaces.grammar import Matcher
-from pluglm.kernel.interfaces.sampler import NO_TOKEN
+from pluglm.kernel.interfaces.sampler import NO_TOKEN, FinalRows
 from pluglm.kernel.parts import Parts
 from pluglm.verification.checking import problem_of_draws, problem_of_final_rows
 from pluglm.verification.judging import Run, judged_rows, verify
@@ -75,8 +75,8 @@ class Drawer:
     """Applies masks, calls the sampler, checks what it gave, has drafts verified; plugins run by `attempting`."""
 
     def __init__(self, parts: Parts, attempting: Callable[..., Any]) -> None:
-        self._sampler: Any = parts.sampler
-        self._names, self._rule, self._attempting = parts.names, parts.verification, attempting
+        self._parts = parts
+        self._attempting = attempting
         self._vocab_size = parts.tokenizer.vocab_size  # the head may have padding rows beyond
 
     def draw(self, logits_RV: torch.Tensor, windows: list[Window]) -> Guarded[list[Drawn]]:
@@ -89,19 +89,19 @@ class Drawer:
         shown_RV = logits_RV.clone() if any(row.params.logprobs is not None for row in rows) else logits_RV
         with torch.inference_mode():
             logits_RV[:, self._vocab_size :] = NEG_INF
-        broken, is_all_possible = self._inspect(logits_RV, f"{self._names['step']} gave NaN or infinite logits")
+        broken, is_all_possible = self._inspect(logits_RV, f"{self._parts.names['step']} gave NaN or infinite logits")
         if any(window.sequence.matcher is not None for window in windows):
             yield from self._mask(logits_RV, windows)
             masked, is_all_possible = self._inspect(logits_RV, "the grammar allows no token here")
             broken = masked | broken
         usable = [row for row, owner in enumerate(owners) if row not in broken and owner.status is Status.RUNNING]
-        judged = judged_rows(self._rule, windows)
+        judged = judged_rows(self._parts.verification, windows)
         sample = partial(self._sample, logits_RV, {row: rows[row] for row in usable}, judged, is_all_possible)
         found = yield from self._attempting("sampler", dict.fromkeys(owners[row] for row in usable), sample)
         drawn, final = found or ({}, {})
         for row in [row for row in final if rows[row].params.logprobs_mode == "processed"]:
             shown_RV[row] = final[row].log()
-        runs = verify(self._rule, windows, drawn, final)
+        runs = verify(self._parts.verification, windows, drawn, final)
         return [self._result(window, run, broken, shown_RV) for window, run in zip(windows, runs, strict=True)]
 
     def _inspect(self, logits_RV: torch.Tensor, reason: str) -> tuple[dict[int, str], bool]:
@@ -136,26 +136,31 @@ class Drawer:
         """
         shaped = [row for row, one in rows.items() if row in judged or one.params.logprobs_mode == "processed"]
         plain = [row for row in rows if row not in judged]
-        drawn, probs_RV, problem = dict[int, int](), logits_RV[:0], None
+        problem = None
+        drawn: dict[int, int] = {}
+        final: dict[int, torch.Tensor] = {}
         if plain:
             some_RV = logits_RV if len(plain) == len(logits_RV) and not shaped else logits_RV[plain]
             before_RV = None if is_all_possible else some_RV.clone()  # the sampler may change what it gets
-            tokens = list(map(operator.index, self._sampler.sample(some_RV, [rows[row] for row in plain])))
+            tokens = list(map(operator.index, self._parts.sampler.sample(some_RV, [rows[row] for row in plain])))
             problem = problem_of_draws(tokens, some_RV.shape, self._vocab_size, before_RV, NO_TOKEN)
             drawn = {row: token for row, token in zip(plain, tokens, strict=False) if token != NO_TOKEN}
         if shaped and not problem:
-            probs_RV = self._sampler.final_rows(logits_RV[shaped], [rows[row] for row in shaped])
+            sampler = cast(FinalRows, self._parts.sampler)
+            probs_RV = sampler.final_rows(logits_RV[shaped], [rows[row] for row in shaped])
             problem = problem_of_final_rows(probs_RV, logits_RV[shaped], [drawn.get(row) for row in shaped])
+            final = dict(zip(shaped, probs_RV, strict=True))
         if problem:
-            raise ComponentFailure(self._names["sampler"], problem)
-        return drawn, dict(zip(shaped, probs_RV, strict=True))
+            raise ComponentFailure(self._parts.names["sampler"], problem)
+        return drawn, final
 
     def _result(self, window: Window, run: Run, broken: dict[int, str], shown_RV: torch.Tensor) -> Drawn:
         """What to commit of a window and to tell of it; rows behind the run may be broken."""
-        stop, num_top = run.first_row + len(run.token_ids), window.sequence.request.params.logprobs
+        stop = run.first_row + len(run.token_ids)
+        num_top = window.sequence.request.params.logprobs
         result = Drawn(run.token_ids, run.num_accepted)
         if run.num_accepted == len(run.token_ids):
-            result.error = broken.get(stop, f"{self._names['sampler']}: {NOTHING_LEFT}")
+            result.error = broken.get(stop, f"{self._parts.names['sampler']}: {NOTHING_LEFT}")
         if num_top is not None:
             told = zip(shown_RV[run.first_row : stop, : self._vocab_size], run.token_ids, strict=True)
             result.logprobs = [_logprobs(row_V, token, num_top) for row_V, token in told]
@@ -171,15 +176,13 @@ def _mask_window(logits_RV: torch.Tensor, drafts: tuple[int, ...], matcher: Matc
     """
     width = logits_RV.shape[1]
     mask_W = np.zeros((width + 31) // 32, dtype=np.int32)
-    num_accepted = 0
-    for index in range(len(drafts) + 1):
+    for num_accepted in range(len(drafts) + 1):
+        if num_accepted and matcher.terminated:
+            break
         matcher.fill_mask(mask_W)
         allowed_V = np.unpackbits(mask_W.view(np.uint8), bitorder="little")[:width].astype(bool)
-        logits_RV[index, torch.from_numpy(~allowed_V).to(logits_RV.device)] = NEG_INF
-        if index == len(drafts) or not matcher.accept(drafts[index]):
-            break
-        num_accepted += 1
-        if matcher.terminated:
+        logits_RV[num_accepted, torch.from_numpy(~allowed_V).to(logits_RV.device)] = NEG_INF
+        if num_accepted == len(drafts) or not matcher.accept(drafts[num_accepted]):
             break
     matcher.rollback(num_accepted)
 

@@ -24,7 +24,13 @@ def draft_request(
         "arrival_s": 0.0,
         "max_new_tokens": max_tokens + 1,
     }
-    return DraftRequest(sequence_id, Request(**{**defaults, **fields}), lane, list(token_ids), max_tokens)
+    return DraftRequest(
+        sequence_id=sequence_id,
+        request=Request(**{**defaults, **fields}),
+        lane=lane,
+        token_ids=list(token_ids),
+        max_tokens=max_tokens,
+    )
 
 
 def ids_of(proposals: Sequence[Proposal]) -> list[list[int]]:

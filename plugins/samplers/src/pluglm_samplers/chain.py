@@ -20,7 +20,7 @@ from pluglm_samplers.admission import unsupported
 from pluglm_samplers.blocks import on_host
 from pluglm_samplers.building import build_step
 from pluglm_samplers.chain_plan import Plan, Planner, Steps
-from pluglm_samplers.device_cut import LIMITS, can_cut, cut, refusal, runs_of
+from pluglm_samplers.device_cut import LIMITS, can_cut, cut, look_for_fast_path, runs_of
 from pluglm_samplers.drawing import draw, final_probabilities, one_hot_rows, pick_best
 from pluglm_samplers.fused import MOST_KEPT, find_candidates
 from pluglm_samplers.presets import PRESETS, Preset
@@ -34,12 +34,14 @@ class ChainConfig(ComponentConfig):
     """preset: a named order of steps. steps: an order of one's own, each a name or {use: NAME, ...the step's own keys}.
 
     Steps take the place of the preset `default`, and are refused beside another. steps [] draws from the raw logits.
-    fast: whether truncations may be fused, which gives the same tokens; off takes every row step by step, on refuses
-    what cannot be fused.
+    fast: whether truncations may be fused; false takes every row step by step, true refuses a run or a request that
+    cannot be fused. The tokens are the same: on the host bit for bit, on CUDA up to the rounding of top_p's masses (see
+    `triton.cut`). With true too, rows on the host are taken whole where their probabilities are asked for, and where
+    one of their batch has too many candidates (ties), no finite best logit, or an earlier step to be fused from.
     """
 
     preset: Preset = "default"
-    fast: Literal["auto", "on", "off"] = "auto"
+    fast: bool | Literal["auto"] = "auto"
     steps: tuple[Slot, ...] = tuple(Slot(use=name) for name in DEFAULT_STEPS)
 
     @field_validator("steps", mode="wrap", json_schema_input_type=list[str | Slot])
@@ -85,11 +87,13 @@ class ChainSampler(Sampler):
             step_class, step_config = context.resolve_component("logits_step", use.use, use.options)
             self._steps.append(build_step(step_class, step_config, context))
         self._coins = Coins()
-        self._planner, self._device_planner = Planner(self._steps, config.fast != "off"), Planner(self._steps, False)
-        self._runs = runs_of(self._steps) if config.fast != "off" else {}
-        self._device_of_fast = torch.device(context.device).type if config.fast == "on" else None
-        if self._device_of_fast and (reason := refusal(self._steps, context.device)):
-            raise ConfigError(f"sampler.fast: on cannot be had: {reason}; set it to auto")
+        may_fuse = config.fast is not False
+        self._planner, self._device_planner = Planner(self._steps, may_fuse), Planner(self._steps, False)
+        self._runs = runs_of(self._steps) if may_fuse else {}
+        reason = look_for_fast_path(self._steps, context) if may_fuse else None
+        if config.fast is True and reason is not None:
+            raise ConfigError(f"sampler.fast: true cannot be had: {reason}; set it to auto")
+        self._device_of_fast = torch.device(context.device).type if config.fast is True else None
         self._parameters = frozenset(name for step in self._steps for name in step.parameters)
 
     @classmethod
@@ -101,14 +105,14 @@ class ChainSampler(Sampler):
         return [("logits_step", use.use, use.options) for use in config.steps]
 
     def check(self, params: SamplingParams) -> str | None:
-        """Names a parameter for which no step is configured, which would be ignored, or says why `fast: on` fails."""
+        """Names a parameter for which no step is configured, which would be ignored, or says why `fast: true` fails."""
         if wanted := unsupported(params, self._parameters):
             have = ", ".join(self._names) or "none"
             return f"{wanted} needs a logits step that is not in sampler.steps (configured: {have})"
         return self._slow(params) if self._device_of_fast else None
 
     def _slow(self, params: SamplingParams) -> str | None:
-        """Why a request would be taken step by step where `fast: on` is configured."""
+        """Why a request would be taken step by step where `fast: true` is configured."""
         kind = self._planner.kind(params)
         if kind.is_greedy:
             return None
@@ -117,7 +121,7 @@ class ChainSampler(Sampler):
         else:
             is_fast = kind.first_fused is not None
             wanted = f"a top_k of at most {MOST_KEPT}, and steps behind it that look at logits alone"
-        return None if is_fast else f"sampler.fast: on cannot be had for it: that takes {wanted}"
+        return None if is_fast else f"sampler.fast: true cannot be had for it: that takes {wanted}"
 
     def sample(self, logits_RV: torch.Tensor, rows: Sequence[SampleRow]) -> list[int]:
         """See the contract; NO_TOKEN for a row without a token. ComponentFailure names a step that broke its own."""

@@ -9,8 +9,11 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import torch
 
 from pluglm.kernel.core import SampleRow
+from pluglm.kernel.interfaces.component import BuildContext
+from pluglm.kernel.interfaces.kernels import KernelChoice
 from pluglm.kernel.sampling_params import SamplingParams
 from pluglm.triton_kernels.availability import not_installed
+from pluglm_samplers.blocks import SHORT
 from pluglm_samplers.fused import OrderStep
 from pluglm_samplers.triton.launch import MOST_COLUMNS, cut_rows
 
@@ -43,12 +46,32 @@ def runs_of(steps: Sequence[Any]) -> dict[int, int]:
     return runs
 
 
-def refusal(steps: Sequence[Any], device: str) -> str | None:
-    """Why the fast path of a chain cannot be had on a device (a torch name), or None."""
-    if torch.device(device).type != "cuda":
-        has_some = any(isinstance(step, OrderStep) for step in steps)
-        return None if has_some else "none of sampler.steps looks at logits alone"
-    return not_installed() if runs_of(steps) else f"none of sampler.steps is one of {', '.join(LIMITS)}"
+def look_for_fast_path(steps: Sequence[Any], context: BuildContext) -> str | None:
+    """`refusal` for a run, whose log is told whether truncations on CUDA are the kernel, and if not, why."""
+    reason = refusal(steps, context.device, context.spec.vocab_size)
+    if torch.device(context.device).type == "cuda" and runs_of(steps):
+        kernel, passed_over = ("triton", ()) if reason is None else ("torch", (("triton", reason),))
+        context.kernels.add(KernelChoice("truncation", kernel, passed_over))
+    return reason
+
+
+def refusal(steps: Sequence[Any], device: str, vocab_size: int) -> str | None:
+    """Why the fast path of a chain cannot be had, or None. device: a torch name; vocab_size: logits of a row.
+
+    Single rows and requests may do without it all the same, see `fused` and `ChainConfig`.
+    """
+    kind = torch.device(device).type
+    if kind == "cuda":
+        if not runs_of(steps):
+            return f"none of sampler.steps is one of {', '.join(LIMITS)}"
+        if vocab_size > MOST_COLUMNS:
+            return f"rows have {vocab_size} logits; the kernel takes {MOST_COLUMNS}"
+        return not_installed()
+    if kind != "cpu":
+        return f"rows are on {kind}, neither on a CPU nor on CUDA"
+    if not any(isinstance(step, OrderStep) for step in steps):
+        return "none of sampler.steps looks at logits alone"
+    return f"rows have {vocab_size} logits; up to {SHORT} are short already" if vocab_size <= SHORT else None
 
 
 def can_cut(logits_RV: torch.Tensor) -> bool:

@@ -10,6 +10,7 @@ import torch
 
 from pluglm.kernel.core import SampleRow
 from pluglm.kernel.interfaces.sampler import NO_TOKEN
+from pluglm.verification.drawing import inverse_cdf
 from pluglm.verification.randomness import uniform
 from pluglm_samplers.blocks import SHORT, Floats, Wide, few_live, on_host, running_sums
 
@@ -42,6 +43,7 @@ def draw(
     if not on_host(logits_RV):
         probs_RV = logits_RV.softmax(-1)
         ids_R = inverse_cdf(probs_RV, torch.tensor(coins, dtype=torch.float64, device=probs_RV.device))
+        ids_R.clamp_(max=probs_RV.shape[1] - 1)  # NaN rows land past the end
         return list(ids_R.where(probs_RV.gather(1, ids_R.unsqueeze(1)).squeeze(1) > 0, NO_TOKEN).tolist())
     return host_draw(logits_RV.numpy(), coins)
 
@@ -57,17 +59,6 @@ def one_hot_rows(ids: Sequence[int], like_RV: torch.Tensor) -> torch.Tensor:
     ids_R1 = torch.tensor(ids, device=like_RV.device).unsqueeze(1)
     mass_R1 = (ids_R1 != NO_TOKEN).float()
     return like_RV.new_zeros((len(ids), like_RV.shape[1])).scatter_(1, ids_R1.clamp(min=0), mass_R1)
-
-
-def inverse_cdf(probs_RV: torch.Tensor, coins_R: torch.Tensor) -> torch.Tensor:
-    """ids_R int64 for coins in (0, 1), float64. probs_RV need not be normalised."""
-    running_RV = probs_RV.cumsum(-1, dtype=torch.float64)
-    total_R1 = running_RV[:, -1:].contiguous()
-    # Rounding may lift u * total to total, beyond which there is no token.
-    below_R1 = torch.nextafter(total_R1, torch.zeros_like(total_R1))
-    target_R1 = torch.minimum(coins_R.unsqueeze(1) * total_R1, below_R1)
-    ids_R = torch.searchsorted(running_RV, target_R1, right=True).squeeze(1)
-    return ids_R.clamp_(max=probs_RV.shape[1] - 1)  # NaN rows land past the end
 
 
 def host_draw(logits_RV: Floats, coins: Sequence[float]) -> list[int]:

@@ -43,8 +43,8 @@ class Candidates(NamedTuple):
 def find_candidates(logits_RV: torch.Tensor, count: int) -> Candidates | None:
     """Of each row the `count` best tokens, those that tie with them, and some more.
 
-    None if rows are short already, if that is more than SHORT of a row (too many ties), or if a row's best logit is not
-    finite: then rows have to be taken as they are.
+    None if rows are short already, if that is more than SHORT of any row (too many ties), or if a row's best logit is
+    not finite: then all of them have to be taken as they are.
     """
     host_RV = logits_RV.numpy()
     if host_RV.shape[1] <= SHORT or not np.isfinite(host_RV.max(-1)).all():

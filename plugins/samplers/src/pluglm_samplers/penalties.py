@@ -18,7 +18,7 @@ from pluglm.kernel.interfaces.sampler import LogitsStep
 from pluglm.kernel.sampling_params import SamplingParams
 from pluglm_samplers.blocks import on_host
 from pluglm_samplers.columns import FLOAT32, keep_finite, require_ids
-from pluglm_samplers.histories import Ids, Prompts, outputs, texts
+from pluglm_samplers.histories import Ids, outputs, texts
 
 # R: rows, V: vocabulary, n: tokens of all histories, row after row. One that comes twice is read before it is written,
 # so that it comes to the same; where its number counts, it comes once.
@@ -72,14 +72,14 @@ class RepetitionPenalty(_Penalty):
     least = float(FLOAT32.tiny)
 
     def __init__(self, config: RepetitionConfig, vocab_size: int) -> None:
-        self._window, self._prompts = config.window, Prompts()
+        self._window = config.window
         self._exclude = np.array(config.exclude_ids, dtype=np.int64)
 
     def is_active(self, params: SamplingParams) -> bool:
         return params.repetition_penalty != 1.0
 
     def _tokens(self, rows: Sequence[SampleRow], vocab_size: int) -> tuple[Ids, Ids, NDArray[np.float32]]:
-        rows_n, ids_n = place_tokens(texts(rows, self._prompts, self._window), vocab_size)
+        rows_n, ids_n = place_tokens(texts(rows, self, self._window), vocab_size)
         if len(self._exclude):
             is_meant_n = ~np.isin(ids_n, self._exclude)
             rows_n, ids_n = rows_n[is_meant_n], ids_n[is_meant_n]

@@ -47,7 +47,7 @@ def test_tokens_are_those_of_the_steps(preset: Any, num_cuts: int, cut_on_the_ho
     rows = [row(SamplingParams(**one), prompt=(1, 7), seed=seed) for seed, one in enumerate(PARAMS)]  # type: ignore[arg-type]
     found = chain(SIZE, preset=preset).sample(logits_RV.clone(), rows)
     assert len(cut_on_the_host) == num_cuts
-    assert found == chain(SIZE, preset=preset, fast="off").sample(logits_RV.clone(), rows)
+    assert found == chain(SIZE, preset=preset, fast=False).sample(logits_RV.clone(), rows)
     assert len(cut_on_the_host) == num_cuts
 
 

@@ -6,9 +6,9 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pluglm.kernel.interfaces.component import Capabilities, ComponentConfig
 from pluglm.kernel.interfaces.drafter import ADAPTS, SHARES, Drafter, DraftRequest, Proposal
@@ -23,11 +23,18 @@ class AdaptiveConfig(ComponentConfig):
     """num_tokens: proposed at most. adaptive: fewer are proposed, or none, where more have not paid before.
 
     draft_cost: what one draft of every sequence adds to a step, as a share of a step without drafts; None measures it.
+    Without adaptive nothing looks at it, so it is refused.
     """
 
     num_tokens: int = Field(default=4, ge=1, le=32)
     adaptive: bool = False
     draft_cost: float | None = Field(default=None, ge=0, le=100)
+
+    @model_validator(mode="after")
+    def _cost_is_used(self) -> Self:
+        if self.draft_cost is not None and not self.adaptive:
+            raise ValueError("draft_cost is used only with adaptive: true; set it or leave draft_cost out")
+        return self
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from pluglm_spec_decode.suffix_automaton import SuffixAutomaton
 
 SHARE = 8  # a volume holds up to this part of all tokens, so that much is forgotten at once
 OWN_TOKENS = 16  # what a volume itself counts as, so that many owners of little are bounded too
+LEAST_TOKENS = OWN_TOKENS + 2  # the least whose eighth, with what its volume counts as, is no more than the whole
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,7 +25,10 @@ class _Volume:
 
 
 class PastTexts:
-    """At most max_tokens of all owners together; none at all when it is 0."""
+    """At most max_tokens of all owners together: 0, which keeps nothing, or LEAST_TOKENS and more.
+
+    Of one text the last eighth of max_tokens is kept.
+    """
 
     def __init__(self, max_tokens: int, max_context: int) -> None:
         self._max_tokens = max_tokens
@@ -38,7 +42,7 @@ class PastTexts:
         return sum(volume.num_tokens for volume in self._volumes)
 
     def add(self, owner: Hashable, token_ids: Sequence[int]) -> None:
-        """Of a text longer than a volume, its end is kept."""
+        """Of a text longer than a volume, its end is kept; what is oldest makes room."""
         token_ids = token_ids[-self._volume_tokens :] if self._volume_tokens else ()
         if not token_ids:
             return

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from pluglm.kernel.interfaces.component import BuildContext, Capabilities
 from pluglm.kernel.interfaces.drafter import SHARES, DraftRequest, Proposal
 from pluglm_spec_decode.adaptive import AdaptiveConfig, AdaptiveDrafter
-from pluglm_spec_decode.past_texts import PastTexts
+from pluglm_spec_decode.past_texts import LEAST_TOKENS, PastTexts
 from pluglm_spec_decode.suffix_automaton import Context, Continuation, SuffixAutomaton
 
 
@@ -23,7 +23,7 @@ class SuffixConfig(AdaptiveConfig):
     """max_context: how many of the last tokens are compared at most. tokens_per_match: drafted for each that occurred.
 
     min_probability: a draft ends before its product of shares falls below. shared_tokens: output tokens that are kept
-    when sequences end, for others of the same tenant and salt (about 450 bytes each); 0 shares nothing.
+    when sequences end, over all tenants and salts, each for others of the same two; 0 shares nothing.
     """
 
     num_tokens: int = Field(default=8, ge=1, le=32)
@@ -31,6 +31,13 @@ class SuffixConfig(AdaptiveConfig):
     tokens_per_match: float = Field(default=2.0, gt=0, le=32)
     min_probability: float = Field(default=0.1, ge=0, le=1)
     shared_tokens: int = Field(default=32_768, ge=0)
+
+    @field_validator("shared_tokens")
+    @classmethod
+    def _something_fits(cls, shared_tokens: int) -> int:
+        if 0 < shared_tokens < LEAST_TOKENS:
+            raise ValueError(f"{shared_tokens} is too little to keep any output in; use 0 or at least {LEAST_TOKENS}")
+        return shared_tokens
 
 
 class _Choice(NamedTuple):
@@ -43,6 +50,19 @@ class _Choice(NamedTuple):
 NOTHING = _Choice(Continuation([], 0.0), 0)
 # (tokens of context at least, share of drafts accepted at first), a class of confidence each
 CONFIDENCES = ((0, 0.3), (2, 0.6), (3, 0.8), (8, 0.9))
+
+
+class _Searched(NamedTuple):
+    """What the last search for a sequence found: in a text of so many tokens, with so many drafts allowed."""
+
+    text_tokens: int
+    num_tokens: int
+    choice: _Choice
+
+    def holds_for(self, text_tokens: int, num_tokens: int) -> bool:
+        """Also where fewer are allowed, if no more were found: no other choice promises more than it did."""
+        num_found = len(self.choice.continuation.token_ids)
+        return self.text_tokens == text_tokens and num_found <= num_tokens <= self.num_tokens
 
 
 @dataclass(slots=True)
@@ -74,6 +94,7 @@ class SuffixDrafter(AdaptiveDrafter):
         super().__init__(config)
         self._config = config
         self._texts: dict[int, _Text] = {}
+        self._searched: dict[int, _Searched] = {}  # with `adaptive` a step asks for the confidence, then for the drafts
         self._past = PastTexts(config.shared_tokens, config.max_context)
 
     @classmethod
@@ -87,7 +108,7 @@ class SuffixDrafter(AdaptiveDrafter):
         return self._past.num_tokens
 
     def _propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
-        return [Proposal(self._choice(request).continuation.token_ids) for request in requests]
+        return [Proposal(list(self._choice(request).continuation.token_ids)) for request in requests]
 
     def _observe(self, sequence_id: int, num_accepted: int, token_ids: Sequence[int]) -> None:
         """Kept for the outputs to come: what was committed last is in no later request of a sequence that ends."""
@@ -97,6 +118,7 @@ class SuffixDrafter(AdaptiveDrafter):
     def _release(self, sequence_id: int) -> None:
         if text := self._texts.pop(sequence_id, None):
             self._past.add(text.owner, text.token_ids[text.num_prompt :])
+            self._searched.clear()  # the past texts are others now
 
     def _confidence(self, request: DraftRequest) -> tuple[int, float]:
         """By how many tokens of context the drafts were chosen: the more, the more of them come true."""
@@ -109,9 +131,17 @@ class SuffixDrafter(AdaptiveDrafter):
         if num_tokens < 1:
             return NOTHING
         text = self._text(request)
+        searched = self._searched.get(request.sequence_id)
+        if searched is not None and searched.holds_for(len(request.token_ids), num_tokens):
+            return searched.choice
+        choice = self._search(text, request.token_ids, num_tokens)
+        self._searched[request.sequence_id] = _Searched(len(request.token_ids), num_tokens, choice)
+        return choice
+
+    def _search(self, text: _Text, token_ids: list[int], num_tokens: int) -> _Choice:
         best = self._best(text.automaton, text.automaton.own_context(), num_tokens, NOTHING)
         for automaton in self._past.automata(text.owner):
-            best = self._best(automaton, automaton.context_of(request.token_ids), num_tokens, best)
+            best = self._best(automaton, automaton.context_of(token_ids), num_tokens, best)
         return best
 
     def _text(self, request: DraftRequest) -> _Text:

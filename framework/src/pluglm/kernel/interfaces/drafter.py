@@ -27,7 +27,7 @@ ADAPTS = "drafter:adapts"  # how many tokens are proposed depends on how many we
 # k: drafts of one proposal, V: the target's logits
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DraftRequest:
     """One sequence to draft for: a lane of a request. Written by the engine, read by the drafter.
 
@@ -56,9 +56,10 @@ class DraftRequest:
 class Proposal:
     """Drafts of one sequence, in the target's token ids.
 
-    rows_kV: float32 probabilities on the target's device, [len(token_ids), V]: the rows that token_ids were drawn from,
-    each given the drafts before it, everything done to them before the draw included. None: the drafts were chosen, not
-    drawn, or their rows are unknown.
+    rows_kV: probabilities, float32 on the target's device, [len(token_ids), V]: the rows that token_ids were drawn from,
+    each given the drafts before it, everything done to them before the draw included. Each row's sum, taken in float64,
+    is within 1e-5 of 1, none of its entries is negative or NaN, and its own draft has more than 0. Rows that are not so
+    fail the request, by the drafter's name. None: the drafts were chosen, not drawn, or their rows are unknown.
     """
 
     token_ids: list[int]

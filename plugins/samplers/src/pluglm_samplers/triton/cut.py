@@ -121,6 +121,9 @@ def cut_kernel(
 
     top_k: int32, num_columns is off. top_p: float64, 1 is off, of the mass that top_k leaves, or of the whole row if
     IS_JOINT. gap: float32, the ln of min_p, -inf is off. A row whose best logit is not finite is left as it is.
+
+    What is kept is what the steps keep one by one, up to the rounding of masses: whole multiples of 2**-44 here, there
+    float32 that are added up in float64. So a token at the very end of a nucleus may be kept by one of the two alone.
     """
     row = tl.program_id(0).to(tl.int64)
     source = logits_pointer + row * row_stride
