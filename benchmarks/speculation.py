@@ -9,9 +9,9 @@ turn. A figure is of the steps after the last first token, so no prompt is in it
 sequence, the token behind the drafts included; speed is tokens per second over that of plain decoding in the same
 round, and the median of the rounds. Prints both beside what is aimed at, and writes a JSON record.
 
-`suffix` keeps no past outputs here, since each prompt comes again in every round. `draft_model` drafts with the weights
-of the target, for want of a smaller model with its vocabulary: it shows what is kept of perfect drafts, and that a
-drafter that cannot pay is switched off.
+`suffix` keeps no past outputs here, since each prompt comes again in every round. `draft_model` and `universal` draft
+with the weights of the target, for want of a smaller model: they show what is kept of good drafts, what encoding anew
+costs, and that a drafter that cannot pay is switched off.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ DRAFTERS: dict[str, dict[str, Any] | None] = {
     "suffix, adaptive": {"use": "suffix", "shared_tokens": 0, "adaptive": True},
     "draft_model": {"use": "draft_model", "model": MODEL, "num_tokens": 4},
     "draft_model, adaptive": {"use": "draft_model", "model": MODEL, "num_tokens": 4, "adaptive": True},
+    "universal": {"use": "universal", "model": MODEL, "num_tokens": 4},
+    "universal, adaptive": {"use": "universal", "model": MODEL, "num_tokens": 4, "adaptive": True},
 }
 LEAST_TOKENS, LEAST_SPEED, LEAST_ELSEWHERE = 1.8, 1.3, 0.97
 KV_MEMORY = 256 << 20

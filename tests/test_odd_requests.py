@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_cases import GREEDY, fake_config, fake_tokens, ids, require_idle, vocab_size
+from engine_cases import GREEDY, fake_config, fake_tokens, ids, real_config, require_idle, vocab_size
 from pydantic import ValidationError
 
 from pluglm import Engine, PluglmError, SamplingParams
@@ -137,3 +137,24 @@ def test_the_log_says_which_output_a_token_belongs_to(tiny_model: Path, tmp_path
         if "token_ids" in line:
             lanes.setdefault(line["lane"], []).extend(line["token_ids"])
     assert lanes == {number: list(one.token_ids) for number, one in enumerate(output.completions)}
+
+
+@pytest.mark.parametrize(
+    ("update", "says"),
+    [
+        ({"max_tokens": "5"}, "max_tokens"),
+        ({"best_of": -1}, "best_of"),
+        ({"bad_words": "blue"}, "bad_words"),
+        ({"tempreture": 1.0}, "temperature"),
+        ({"mirostat": 2, "min_p": 0.1}, "mirostat"),
+    ],
+)
+def test_params_changed_by_a_copy_are_checked(tiny_model: Path, update: dict[str, Any], says: str) -> None:
+    good = SamplingParams(temperature=0.0, max_tokens=2)
+    with Engine.from_config(real_config(tiny_model)) as engine:
+        bad, other = engine.generate([{"prompt_token_ids": [5]}] * 2, [good.model_copy(update=update), good])
+    assert bad.finish_reason == "refused"
+    assert bad.error is not None
+    assert says in bad.error
+    assert "\n" not in bad.error
+    assert other.finish_reason in ("stop", "length")

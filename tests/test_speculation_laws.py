@@ -96,15 +96,19 @@ def accepted(outputs: Sequence[RequestOutput]) -> tuple[int, int]:
     return sum(one.num_accepted for one in metrics), sum(one.num_drafted for one in metrics)
 
 
-def test_token_and_block_keep_more_drafts(tiny_model: Path) -> None:
-    """Sum min(p, q) and what block adds to it, against sum p q; windows of two drafts."""
+def test_token_keeps_more_drafts_than_reproducible_and_block_more_than_token(tiny_model: Path) -> None:
+    """Sum min(p, q) and what block adds to it, against sum p q; the batch leaves room for windows of two drafts.
+
+    The shares are of one sample, fixed by its seeds; how many drafts a rule keeps is proved by the kit of rules.
+    """
     found = {}
     for rule in RULES:
-        with engine_for(tiny_model, rule) as engine:
-            outputs = engine.generate([ids(*PROMPT)] * 1_000, [params_of("plain", seed) for seed in range(1_000)])
+        with engine_for(tiny_model, rule, engine={"max_num_seqs": 64}) as engine:
+            outputs = engine.generate([ids(*PROMPT)] * 1_500, [params_of("plain", seed) for seed in range(1_500)])
             kept, drafted = accepted(outputs)
             found[rule] = kept / drafted
-    assert found["reproducible"] + 0.05 < found["token"] < found["block"] + 0.02, found
+    assert found["reproducible"] + 0.05 < found["token"], found
+    assert found["token"] < found["block"], found
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -53,15 +53,23 @@ TESTED: dict[int, tuple[str, str, str]] = {
         "plugins/spec_decode/tests/test_draft_model_drafter.py",
         "test_another_vocabulary_is_refused",
     ),
+    27: (
+        "Automodel #2447, vllm #50158",
+        "plugins/spec_decode/tests/test_universal_drafter.py",
+        "test_what_is_said_comes_back_in_the_targets_ids",
+    ),
     28: ("vllm #49548", "plugins/spec_decode/tests/test_draft_length.py", "test_near_break_even_it_does_not_flap"),
+    29: (
+        "llama.cpp #3919",
+        "plugins/spec_decode/tests/test_draft_length.py",
+        "test_the_limit_has_the_best_speedup_while_it_pays",
+    ),
 }
 WITHOUT_COUNTERPART: dict[int, tuple[str, str]] = {
     13: ("vllm #42722", "every window ends with a token of the target, so no output of it is empty"),
     14: ("vllm #20247", "one process: what the scheduler plans with are the engine's own counts"),
     16: ("mlx-lm #1109, vllm #39273, vllm #53505", "no model has recurrent state"),
     23: ("vllm #17498", "one device: no other rank could accept another length"),
-    27: ("Automodel #2447, vllm #50158", "no drafter has a vocabulary of its own"),
-    29: ("llama.cpp #3919", "nothing is decided by the share of accepted drafts; what a draft costs counts, too"),
 }
 
 

@@ -95,7 +95,8 @@ class CountsArrivals(CountsEvents):
 
 
 def failing(cls: type[Any]) -> list[str]:
-    report = run_checks(plans_ahead_checks(lambda: cls(ComponentConfig(), None), PolicyScheduler))
+    checks = plans_ahead_checks(lambda: cls(ComponentConfig(), None), PolicyScheduler, is_policy=True)
+    report = run_checks(checks)
     return list(report.failed)
 
 

@@ -16,9 +16,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from pluglm.kernel.core import Segment
 from pluglm.kernel.interfaces.kernels import KernelLog
 from pluglm.kernel.interfaces.model import LayerParts, LayerSpec
 from pluglm.native import build
+from pluglm.native.attention import NativeAttention, slots_reached
 from pluglm.native.build import NativeBuildError, default_cache, library_path
 from pluglm.native.fuser import NativeFuser
 from pluglm.native.isa import LEVELS
@@ -223,6 +225,21 @@ def test_parts_that_do_not_fit_are_refused_with_the_reason(native_tools: Tools) 
         "its output is [24, 8], not [24, 32]",
         "its mlp_out_norm is [5], not [24]",
     ]
+
+
+@pytest.mark.parametrize("start", [-1, 2**31, 2**32 - 1, 2**32])
+def test_a_row_that_no_int32_holds_is_refused(start: int, native_tools: Tools) -> None:
+    attention = NativeAttention(native_tools("baseline"))
+    with pytest.raises(ValueError, match="numbers of 31 bits from 0"):
+        attention.plan([Segment(sequence_id=0, query_start=start, num_query=1, num_context=0, block_table=(0,))], 8)
+    assert attention.plan(
+        [Segment(sequence_id=0, query_start=2**31 - 2, num_query=1, num_context=0, block_table=(0,))], 8
+    ).num_rows
+
+
+def test_slots_with_gaps_are_named() -> None:
+    with pytest.raises(ValueError, match=r"dense int64, not of stride \(2,\)"):
+        slots_reached(torch.zeros(6, dtype=torch.int64)[::2])
 
 
 def test_a_user_without_a_home_gets_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:

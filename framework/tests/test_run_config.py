@@ -18,7 +18,7 @@ def test_keys_without_use_mean_the_default_component() -> None:
 
 
 def test_a_slot_without_a_default_needs_use() -> None:
-    with pytest.raises(ConfigError, match=r"drafter\.use: Field required"):
+    with pytest.raises(ConfigError, match=r"drafter\.use: it is required"):
         RunConfig.from_dict({"drafter": {"num_tokens": 2}})
 
 

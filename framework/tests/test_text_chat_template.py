@@ -243,7 +243,7 @@ def nested(depth: int) -> list[Any]:
         ([{"content": "x"}], r"messages\[0\].role is None"),
         ([{"role": "", "content": "x"}], r"messages\[0\].role is ''"),
         ([USER, {"role": 3, "content": "x"}], r"messages\[1\].role is 3"),
-        ([{"role": "user"}], r"messages\[0\].content is a NoneType"),
+        ([{"role": "user"}], r"messages\[0\] has no .content.; it has role"),
         ([{"role": "user", "content": [{"type": "text"}]}], r"messages\[0\].content is a list"),
         ([{"role": "user", "content": "x", "file": Path("x")}], r"messages\[0\].file is a .*Path; only JSON"),
         ([{"role": "user", "content": "x", "deep": nested(5000)}], "nested deeper than 100 levels"),

@@ -6,7 +6,8 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pluglm.kernel.errors import RequestError
+from pluglm.assembly.validation import validate
+from pluglm.kernel.errors import ConfigError, RequestError
 from pluglm.kernel.sampling_params import SamplingParams
 from pluglm.outputs import Prompt
 
@@ -57,6 +58,14 @@ def check_types(params: object, request_id: object, options: Options) -> None:
     if abs(options.priority) > MOST_PRIORITY:
         limits = f"an integer from {-MOST_PRIORITY} to {MOST_PRIORITY}"
         raise RequestError(f"priority must be {limits}, not {_shown(options.priority)}")
+
+
+def checked(params: SamplingParams) -> SamplingParams:
+    """Params validated anew, since pydantic's model_copy puts in anything. Raises RequestError."""
+    try:
+        return validate(type(params), dict(vars(params)), "params")
+    except ConfigError as error:
+        raise RequestError(str(error)) from None
 
 
 def _shown(number: float) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
 
-from pluglm.arguments import Options, Params, as_list, check_types, params_list, silent
+from pluglm.arguments import Options, Params, as_list, check_types, checked, params_list, silent
 from pluglm.assembly.building import build
 from pluglm.assembly.memory_plan import MemoryPlan, PlanShown, unseen
 from pluglm.assembly.resolving import ResolvedRun, resolve
@@ -127,6 +127,7 @@ class Engine:
             self._cancel_dropped()
             params = params or self.run.config.sampling
             check_types(params, request_id, options)
+            params = checked(params)
             token_ids = prompt_token_ids(prompt, self.tokenizer)
             if request_id is None:
                 request_id = self._new_id()

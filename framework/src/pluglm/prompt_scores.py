@@ -119,7 +119,4 @@ def _logprobs(logits_SV: torch.Tensor, targets: tuple[int, ...], num_top: int) -
         for row in zip(top_Sk.indices.tolist(), top_Sk.values.tolist(), strict=True)
     ]
     rows = zip(targets, own_S1.flatten().tolist(), ranks, tops, strict=True)
-    return [
-        TokenLogprobs(token_id=token, logprob=one, rank=rank, top=top)
-        for token, one, rank, top in rows
-    ]
+    return [TokenLogprobs(token_id=token, logprob=one, rank=rank, top=top) for token, one, rank, top in rows]

@@ -89,7 +89,7 @@ def test_the_kind_of_a_file_is_found_out(tmp_path: Path):
         ("a.csv", AZURE + "yesterday,1,1\n", ":5: TIMESTAMP 'yesterday' is no time"),
         ("a.csv", AZURE + "2023-11-16 18:15:46,1\n", ":5: GeneratedTokens '' is not a whole number"),
         ("a.csv", AZURE + "2023-11-16 18:15:46,-1,1\n", ":5: ContextTokens '-1' is not a whole number"),
-        ("m.jsonl", MOONCAKE + '{"input_length": 1}', ":4: timestamp: Field required"),
+        ("m.jsonl", MOONCAKE + '{"input_length": 1}', ":4: timestamp: it is required"),
         (
             "m.jsonl",
             MOONCAKE.replace("[0]", "[0, 1, 2]"),

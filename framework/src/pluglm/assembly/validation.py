@@ -22,6 +22,8 @@ def validate(model: type[ModelT], data: Any, source: str, prefix: tuple[str, ...
         where = ".".join((*prefix, *location)) or "top level"
         if first["type"] != "extra_forbidden":
             what = first["msg"].removeprefix("Value error, ").replace("valid tuple", "list")
+            if first["type"] == "missing":
+                raise ConfigError(f"{source}: {where}: it is required; set it") from None
             raise ConfigError(f"{source}: {where}: {what} (got {_short(first['input'])})") from None
         known = _keys_at(model, location[:-1])
         hint = nearest(location[-1], known)

@@ -287,7 +287,7 @@ class SampleRow:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities (nats) of one position, by the row that logprobs_mode names; impossible tokens are not in top."""
+    """Log-probabilities (nats) of one position, by the row of logprobs_mode; impossible tokens are not in top."""
 
     token_id: int
     logprob: float

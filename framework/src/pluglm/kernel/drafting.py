@@ -19,11 +19,7 @@ def requests(running: Collection[Sequence], budget: Budget) -> list[DraftRequest
     spare = max(0, budget.num_tokens - len(running)) // max(1, len(ready))
     return [
         DraftRequest(
-            sequence_id=one.sequence_id,
-            request=one.request,
-            lane=one.lane,
-            token_ids=list(one.token_ids),
-            max_tokens=most,
+            sequence_id=one.sequence_id, request=one.request, lane=one.lane, token_ids=one.token_ids[:], max_tokens=most
         )
         for one in ready
         if (most := min(spare, one.request.max_new_tokens - one.num_output - 1)) > 0
@@ -35,15 +31,13 @@ def ask(drafter: Drafter, asked: list[DraftRequest], parts: Parts) -> list[Propo
     given = drafter.propose(asked)
     if not isinstance(given, list) or len(given) != len(asked):
         raise ValueError(f"propose must return one Proposal for each of {len(asked)} requests")
-    return [_checked(one, answer, parts) for one, answer in zip(asked, given, strict=True)]
+    pairs = zip(asked, given, strict=True)
+    return [_problem(one, answer, parts) or Proposal(list(answer.token_ids), answer.rows_kV) for one, answer in pairs]
 
 
-def _checked(request: DraftRequest, proposal: object, parts: Parts) -> Proposal | str:
+def _problem(request: DraftRequest, proposal: object, parts: Parts) -> str | None:
     ids = getattr(proposal, "token_ids", proposal)
     if not isinstance(proposal, Proposal) or not isinstance(ids, list):
         return f"proposed {type(ids).__name__}, not a Proposal with a list of token ids"
-    target = parts.runner
-    problem = problem_of_ids(ids, request.max_tokens, parts.num_ids) or problem_of_rows(
-        proposal.rows_kV, ids, target.spec.vocab_size, target.backend.device
-    )
-    return problem or Proposal(list(ids), proposal.rows_kV)
+    problem, target = problem_of_ids(ids, request.max_tokens, parts.num_ids), parts.runner
+    return problem or problem_of_rows(proposal.rows_kV, ids, target.spec.vocab_size, target.backend.device)

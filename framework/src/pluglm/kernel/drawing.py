@@ -136,9 +136,7 @@ class Drawer:
         """
         shaped = [row for row, one in rows.items() if row in judged or one.params.logprobs_mode == "processed"]
         plain = [row for row in rows if row not in judged]
-        problem = None
-        drawn: dict[int, int] = {}
-        final: dict[int, torch.Tensor] = {}
+        drawn, probs_RV, problem = dict[int, int](), logits_RV[:0], None
         if plain:
             some_RV = logits_RV if len(plain) == len(logits_RV) and not shaped else logits_RV[plain]
             before_RV = None if is_all_possible else some_RV.clone()  # the sampler may change what it gets
@@ -146,22 +144,19 @@ class Drawer:
             problem = problem_of_draws(tokens, some_RV.shape, self._vocab_size, before_RV, NO_TOKEN)
             drawn = {row: token for row, token in zip(plain, tokens, strict=False) if token != NO_TOKEN}
         if shaped and not problem:
-            sampler = cast(FinalRows, self._parts.sampler)
-            probs_RV = sampler.final_rows(logits_RV[shaped], [rows[row] for row in shaped])
+            probs_RV = cast(FinalRows, self._parts.sampler).final_rows(logits_RV[shaped], [rows[row] for row in shaped])
             problem = problem_of_final_rows(probs_RV, logits_RV[shaped], [drawn.get(row) for row in shaped])
-            final = dict(zip(shaped, probs_RV, strict=True))
         if problem:
             raise ComponentFailure(self._parts.names["sampler"], problem)
-        return drawn, final
+        return drawn, dict(zip(shaped, probs_RV, strict=True))
 
     def _result(self, window: Window, run: Run, broken: dict[int, str], shown_RV: torch.Tensor) -> Drawn:
         """What to commit of a window and to tell of it; rows behind the run may be broken."""
         stop = run.first_row + len(run.token_ids)
-        num_top = window.sequence.request.params.logprobs
         result = Drawn(run.token_ids, run.num_accepted)
         if run.num_accepted == len(run.token_ids):
             result.error = broken.get(stop, f"{self._parts.names['sampler']}: {NOTHING_LEFT}")
-        if num_top is not None:
+        if (num_top := window.sequence.request.params.logprobs) is not None:
             told = zip(shown_RV[run.first_row : stop, : self._vocab_size], run.token_ids, strict=True)
             result.logprobs = [_logprobs(row_V, token, num_top) for row_V, token in told]
         return result

@@ -62,8 +62,10 @@ class NewKeys(NamedTuple):
 
 def slots_reached(slots_T: torch.Tensor) -> int:
     """How many slots a store must have to take rows at slots_T. ValueError unless they are int64, dense and from 0."""
-    if slots_T.dtype != torch.int64 or not slots_T.is_contiguous():
+    if slots_T.dtype != torch.int64:
         raise ValueError(f"the native attention takes slots as dense int64, not {slots_T.dtype}")
+    if not slots_T.is_contiguous():
+        raise ValueError(f"the native attention takes slots as dense int64, not of stride {slots_T.stride()}")
     return _reached(slots_T.tolist() if len(slots_T) <= _FEW else slots_T)
 
 
@@ -112,10 +114,13 @@ class NativeAttention:
             blocks += table
             if start + num_query > num_rows:
                 num_rows = start + num_query
+        out_of_range = ValueError("a segment's rows and tokens, and its blocks, are numbers of 31 bits from 0")
         try:
             rows, tables = array("I", numbers), array("i", blocks)  # unsigned, since that refuses negative ones
         except OverflowError:
-            raise ValueError("a segment's rows and tokens, and its blocks, are numbers of 31 bits from 0") from None
+            raise out_of_range from None
+        if max(numbers, default=0) >= 2**31:  # the kernels read them as signed
+            raise out_of_range
         num_blocks = _reached(blocks if len(blocks) <= _FEW else torch.frombuffer(tables, dtype=torch.int32))
         addresses = rows.buffer_info()[0], tables.buffer_info()[0]
         return SegmentTable(rows, tables, block_size, addresses, num_rows, num_blocks * block_size)

@@ -20,10 +20,23 @@ SOURCES = Path(__file__).parent / "src"
 COMPILERS = ("c++", "g++", "clang++")
 _OPTIONS = ("-O3", "-std=c++20", "-fPIC", "-pthread", "-w")
 _TIMEOUT_S = 300
+# What compilers and linkers say when the system took from them what they needed, not when a source is wrong.
+_CUT_SHORT = (
+    "Killed",
+    "No space left on device",
+    "Disk quota exceeded",
+    "out of memory",
+    "memory exhausted",
+    "Cannot allocate memory",
+)
 
 
 class NativeBuildError(Exception):
     """The library could not be had; the message is one line and says why."""
+
+
+class BuildCutShort(NativeBuildError):  # noqa: N818 - named for what happened
+    """A build ended for want of time, memory or room, so the next start may succeed: it is not remembered."""
 
 
 def find_compiler() -> str:
@@ -45,15 +58,18 @@ def default_cache() -> Path:
 def library_path(level: Level, cache: Path) -> Path:
     """The library of `level`, built when the cache lacks it. NativeBuildError says what stands in the way.
 
-    A build that failed is not tried again before sources, compiler or options change, or its note in the cache is gone.
+    A build that failed is not tried again before sources, compiler or options change, or its note in the cache is gone;
+    one that was cut short is, at the next start.
     """
     compiler = find_compiler()
     target = cache / f"{level.name}-{_digest(level, compiler)}.so"
     try:
-        if not _is_there(target):
+        _raise_remembered(target)
+        if not target.exists():
             cache.mkdir(parents=True, exist_ok=True, mode=0o700)
             with _locked(cache / f"{target.stem}.lock"):
-                if not _is_there(target):
+                _raise_remembered(target)
+                if not target.exists():
                     _compile_once(compiler, level, target)
     except OSError as error:
         raise NativeBuildError(f"{cache} cannot be written: {error.strerror or error}") from error
@@ -73,11 +89,10 @@ def remember_failure(library: Path, reason: str) -> NativeBuildError:
     return _failure(library, reason)
 
 
-def _is_there(library: Path) -> bool:
-    """NativeBuildError, as it was, for one whose build failed."""
+def _raise_remembered(library: Path) -> None:
+    """NativeBuildError, as it was, for a library whose build failed."""
     with contextlib.suppress(FileNotFoundError):
         raise _failure(library, _note(library).read_text(encoding="utf-8", errors="replace"))
-    return library.exists()
 
 
 def _note(library: Path) -> Path:
@@ -114,6 +129,8 @@ def _locked(path: Path) -> Iterator[None]:
 def _compile_once(compiler: str, level: Level, target: Path) -> None:
     try:
         _compile(compiler, level, target)
+    except BuildCutShort:
+        raise
     except NativeBuildError as error:
         raise remember_failure(target, str(error)) from error
 
@@ -136,7 +153,10 @@ def _run(command: Sequence[str]) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        raise NativeBuildError(f"{name} took longer than {_TIMEOUT_S} s") from None
+        raise BuildCutShort(f"{name} took longer than {_TIMEOUT_S} s") from None
+    if done.returncode < 0:
+        raise BuildCutShort(f"{name} was ended by signal {-done.returncode}")
     if done.returncode:
         said = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[:200])
-        raise NativeBuildError(f"{name} failed: {' '.join(said.split())}")
+        error = BuildCutShort if any(sign in done.stderr for sign in _CUT_SHORT) else NativeBuildError
+        raise error(f"{name} failed: {' '.join(said.split())}")

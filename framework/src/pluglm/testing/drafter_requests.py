@@ -8,6 +8,7 @@ from typing import Any
 from pluglm.kernel.core import Request
 from pluglm.kernel.interfaces.drafter import DraftRequest, Proposal
 from pluglm.kernel.sampling_params import SamplingParams
+from pluglm.testing.check import expect
 
 MAX_TOKENS = 4
 
@@ -34,4 +35,7 @@ def draft_request(
 
 
 def ids_of(proposals: Sequence[Proposal]) -> list[list[int]]:
+    """The drafts of each proposal; fails where a drafter of version 1 returned lists."""
+    for one in proposals:
+        expect(isinstance(one, Proposal), f"propose() returned a {type(one).__name__}, where a Proposal is asked")
     return [proposal.token_ids for proposal in proposals]

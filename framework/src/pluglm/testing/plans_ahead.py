@@ -16,9 +16,12 @@ PlannerOf = Callable[[Any], Planner]
 SEEDS, MAX_STEPS = range(4), 150
 
 
-def plans_ahead_checks(make: Make, planner_of: PlannerOf) -> Iterator[Check]:
-    """Of a class with the ability PlansAhead. planner_of: what plans with it, itself or the kernel's planner."""
-    for function in ALWAYS:
+def plans_ahead_checks(make: Make, planner_of: PlannerOf, *, is_policy: bool) -> Iterator[Check]:
+    """Of a class with the ability PlansAhead. planner_of: what plans with it, itself or the kernel's planner.
+
+    is_policy: it is told of events and arrivals, as a SchedulingPolicy is and a Scheduler is not.
+    """
+    for function in (*ALWAYS, events_and_arrivals_change_no_plan) if is_policy else ALWAYS:
         yield make_check(function, make, planner_of)
 
 
@@ -107,17 +110,11 @@ def _without_probe(view: StepView) -> StepView:
 
 
 def _tell(place: World, subject: Any, turn: Turn) -> None:
-    if hasattr(subject, "on_event"):
-        for event in turn.events:
-            subject.on_event(event)
-        for job in place.jobs:
-            if job.arrival == place.now:
-                subject.admit(job.view(), len(turn.view.waiting))
+    for event in turn.events:
+        subject.on_event(event)
+    for job in place.jobs:
+        if job.arrival == place.now:
+            subject.admit(job.view(), len(turn.view.waiting))
 
 
-ALWAYS = (
-    a_step_that_does_not_come_leaves_no_trace,
-    the_clock_is_not_read,
-    cached_prefixes_are_not_asked_for,
-    events_and_arrivals_change_no_plan,
-)
+ALWAYS = (a_step_that_does_not_come_leaves_no_trace, the_clock_is_not_read, cached_prefixes_are_not_asked_for)

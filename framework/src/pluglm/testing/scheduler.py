@@ -29,7 +29,7 @@ def scheduler_checks(cls: type[Any], config: Any = None, **context: Any) -> Iter
     for function in ALWAYS:
         yield make_check(function, make)
     if promises(cls):
-        yield from plans_ahead_checks(make, lambda scheduler: scheduler)
+        yield from plans_ahead_checks(make, lambda scheduler: scheduler, is_policy=False)
 
 
 def _play_busy_worlds(make: Make, judge: Callable[[Turn], None]) -> None:

@@ -35,7 +35,7 @@ def scheduling_policy_checks(cls: type[Any], config: Any = None, **context: Any)
     for function in ALWAYS:
         yield make_check(function, make)
     if promises(cls):
-        yield from plans_ahead_checks(make, PolicyScheduler)
+        yield from plans_ahead_checks(make, PolicyScheduler, is_policy=True)
 
 
 def _views(count: int = 12) -> list[StepView]:

@@ -92,6 +92,8 @@ def _checked_message(message: Any, where: str) -> dict[str, Any]:
     if not isinstance(checked.get("role"), str) or not checked["role"]:
         raise RequestError(f"{where}.role is {message.get('role')!r}; it must be a string such as 'user'")
     missing_allowed = "content" not in checked and checked.get("tool_calls")
+    if not missing_allowed and "content" not in message:
+        raise RequestError(f"{where} has no 'content'; it has {', '.join(map(str, message))}")
     if not missing_allowed and not isinstance(checked.get("content"), str):
         raise RequestError(f"{where}.content is a {type(message.get('content')).__name__}; it must be a string")
     return checked

@@ -56,10 +56,10 @@ class DraftRequest:
 class Proposal:
     """Drafts of one sequence, in the target's token ids.
 
-    rows_kV: probabilities, float32 on the target's device, [len(token_ids), V]: the rows that token_ids were drawn from,
-    each given the drafts before it, everything done to them before the draw included. Each row's sum, taken in float64,
-    is within 1e-5 of 1, none of its entries is negative or NaN, and its own draft has more than 0. Rows that are not so
-    fail the request, by the drafter's name. None: the drafts were chosen, not drawn, or their rows are unknown.
+    rows_kV: float32 probabilities on the target's device, [len(token_ids), V]: the rows that token_ids were drawn from,
+    each given the drafts before it, everything done to them before the draw included. The sum of each, in float64, is
+    within 1e-5 of 1, no entry is negative or NaN, and its own draft has more than 0; other rows fail the request by the
+    drafter's name. None: the drafts were chosen, not drawn, or their rows are unknown.
     """
 
     token_ids: list[int]

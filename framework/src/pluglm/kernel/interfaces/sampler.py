@@ -56,10 +56,10 @@ class FinalRows(Protocol):
     def final_rows(self, logits_RV: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
         """probs_RV float32 on the logits' device, [R, V]; zero for whatever is at -inf in logits_RV.
 
-        Each row's sum, taken in float64, is within 1e-5 of 1, and no entry is negative or NaN; a row for which `sample`
-        returns NO_TOKEN is all zero. Of a greedy row all mass is on its token. Where the same rows come to `sample` too,
-        its draws have more than 0. Rows that are not so fail the requests they came for, by the sampler's name. As in
-        `sample`, a row depends on itself alone, and logits_RV may be changed in place.
+        The sum of each row, in float64, is within 1e-5 of 1, and no entry is negative or NaN; a row for which `sample`
+        returns NO_TOKEN is all zero. Of a greedy row all mass is on its token. The same rows may come to `sample` too,
+        and what it draws has more than 0 here. If a row is not so, all requests of the step fail by the sampler's name.
+        As in `sample`, a row depends on itself alone, and logits_RV may be changed in place.
         """
         ...
 
