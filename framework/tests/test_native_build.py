@@ -52,3 +52,9 @@ def test_a_source_that_does_not_compile_is_remembered(monkeypatch: pytest.Monkey
         library_path(BASELINE, tmp_path)
     assert str(again.value) == str(first.value)
     assert len(list(tmp_path.glob("*.failed"))) == 1
+
+
+def test_a_compiler_may_speak_in_any_encoding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    make_compiler(monkeypatch, tmp_path, r"printf 'x.cpp:1: error: \377\n' >&2; exit 1")
+    with pytest.raises(NativeBuildError, match="error: \N{REPLACEMENT CHARACTER}"):
+        library_path(BASELINE, tmp_path)

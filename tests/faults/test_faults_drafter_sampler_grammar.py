@@ -59,12 +59,18 @@ ROW = "row = torch.full((1, 320), 1 / 320); "
         (ROW + "row = row.double()", "gave rows of (1, 320) torch.float64 on cpu, expected (1, 320) torch.float32"),
         (ROW + "row = row.to('meta')", "gave rows of (1, 320) torch.float32 on meta, expected"),
         (ROW + "row = row.tolist()", "gave rows that are list, not a tensor"),
+        (ROW + "row = row.to_sparse()", "gave rows of a tensor of layout torch.sparse_coo, expected a dense one"),
     ],
 )
 def test_drafter_rows(case: Any, body: str, says: str) -> None:
     """Whatever the rule is: rows that cannot be what drafts were drawn from fail their own request."""
     made = case("drafter", f"def proposal(self, request):\n    {body}\n    return Proposal([1], row)")
     made.check(says, f"drafter {NAMED}", mates_live=True)
+
+
+def test_a_truth_value_is_no_token_id(case: Any) -> None:
+    made = case("drafter", f"def proposal(self, request):\n    {ROW}\n    return Proposal([True], row)")
+    made.check("proposed token id True", f"drafter {NAMED}", mates_live=True)
 
 
 def test_sound_rows_fail_nobody(case: Any) -> None:

@@ -51,8 +51,8 @@ class CheckedFormat:
         row = self.row(x_TKH.shape[2])
         codes_TKC, scales_TKG = self._format.encode(x_TKH)
         rows = x_TKH.shape[:2]
-        self._require("codes", codes_TKC, (*rows, row.num_codes), row.code_dtype)
-        self._require("scales", scales_TKG, (*rows, row.num_scales), row.scale_dtype)
+        self._require("codes", codes_TKC, x_TKH, (*rows, row.num_codes), row.code_dtype)
+        self._require("scales", scales_TKG, x_TKH, (*rows, row.num_scales), row.scale_dtype)
         return codes_TKC, scales_TKG
 
     def decode(self, codes_TKC: torch.Tensor, scales_TKG: torch.Tensor) -> torch.Tensor:
@@ -60,13 +60,17 @@ class CheckedFormat:
         num_tokens, num_heads, num_codes = codes_TKC.shape
         head_dims = [one for one, row in self._rows.items() if row.num_codes == num_codes]
         head_dim = x_TKH.shape[-1] if x_TKH.shape[-1:] and x_TKH.shape[-1] in head_dims else head_dims[0]
-        self._require("numbers", x_TKH, (num_tokens, num_heads, head_dim), torch.float32)
+        self._require("numbers", x_TKH, codes_TKC, (num_tokens, num_heads, head_dim), torch.float32)
         return x_TKH
 
     def symmetric(self) -> SymmetricCodes | None:
         return self._format.symmetric()
 
-    def _require(self, what: str, found: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    def _require(
+        self, what: str, found: torch.Tensor, given: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype
+    ) -> None:
+        if found.device.type != given.device.type:
+            raise ComponentFailure(self._name, f"gave {what} on {found.device}, for numbers on {given.device}")
         if found.shape != shape or found.dtype != dtype:
             gave, wanted = f"{list(found.shape)} of {found.dtype}", f"{list(shape)} of {dtype}"
             raise ComponentFailure(self._name, f"gave {what} {gave} where {wanted} are stored")

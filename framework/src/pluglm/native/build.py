@@ -113,7 +113,9 @@ def _digest(level: Level, compiler: str) -> str:
 
 def _version(compiler: str) -> str:
     try:
-        return subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=30, check=True).stdout
+        command = [compiler, "--version"]  # what it says may be in any encoding
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=30, check=True)
+        return done.stdout
     except (OSError, subprocess.SubprocessError) as error:
         raise NativeBuildError(f"{compiler} does not run: {' '.join(str(error).split())}") from error
 
@@ -151,7 +153,7 @@ def _compile(compiler: str, level: Level, target: Path) -> None:
 def _run(command: Sequence[str]) -> None:
     name = Path(command[0]).name
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         raise BuildCutShort(f"{name} took longer than {_TIMEOUT_S} s") from None
     if done.returncode < 0:

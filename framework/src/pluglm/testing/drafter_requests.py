@@ -37,5 +37,5 @@ def draft_request(
 def ids_of(proposals: Sequence[Proposal]) -> list[list[int]]:
     """The drafts of each proposal; fails where a drafter of version 1 returned lists."""
     for one in proposals:
-        expect(isinstance(one, Proposal), f"propose() returned a {type(one).__name__}, where a Proposal is asked")
+        expect(isinstance(one, Proposal), "a Proposal for each request from propose()", type(one).__name__)
     return [proposal.token_ids for proposal in proposals]

@@ -15,8 +15,12 @@ def problem_of_ids(token_ids: Sequence[object], most: int, num_ids: int) -> str 
     """What is wrong with proposed ids, or None: 0 to `most` of them, each below num_ids."""
     if len(token_ids) > most:
         return f"proposed {len(token_ids)} tokens where {most} were allowed"
-    wrong = [token for token in token_ids if not isinstance(token, int) or not 0 <= token < num_ids]
+    wrong = [token for token in token_ids if not _is_id(token, num_ids)]
     return f"proposed token id {wrong[0]!r}, outside 0..{num_ids - 1}" if wrong else None
+
+
+def _is_id(token: object, num_ids: int) -> bool:
+    return isinstance(token, int) and not isinstance(token, bool) and 0 <= token < num_ids
 
 
 def problem_of_rows(rows_kV: object, drafts: Sequence[int], width: int, device: str) -> str | None:
@@ -89,7 +93,9 @@ def _are_laws(rows_RV: torch.Tensor) -> torch.Tensor:
 
 
 def _problem_of_form(rows_RV: torch.Tensor, shape: tuple[int, ...], device: torch.device) -> str | None:
-    """None for float32 rows of that shape on that kind of device."""
+    """None for float32 rows of that shape, stored densely on that kind of device."""
+    if rows_RV.layout is not torch.strided:
+        return f"a tensor of layout {rows_RV.layout}, expected a dense one"
     got = (tuple(rows_RV.shape), rows_RV.dtype, rows_RV.device.type)
     wanted = (shape, torch.float32, device.type)
     return None if got == wanted else "{} {} on {}, expected {} {} on {}".format(*got, *wanted)
