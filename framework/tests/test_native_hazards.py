@@ -151,10 +151,13 @@ def test_a_thread_may_compute_while_the_interpreter_ends(native_tools: Tools) ->
 import threading, time, torch
 from pluglm.native.linear import NativeLinear
 from pluglm.native.tools import NativeTools
-layer = NativeLinear(NativeTools(2, "baseline"), torch.ones(8000, 2000), None, always_native=True)
+tools = NativeTools(2, "baseline")
+layer = NativeLinear(tools, torch.ones(8000, 2000), None, always_native=True)
+x, out = torch.ones(32, 2000), torch.empty(32, 8000)
+call = (tools.handle, 0, layer.address, x.data_ptr(), 32, 0, out.data_ptr())
 def work():
-    while True:
-        layer(torch.ones(32, 2000))
+    while True:  # no call of torch's: a thread that the interpreter ends there takes the process with it
+        tools.library.pluglm_linear(*call)
 threading.Thread(target=work, daemon=True).start()
 time.sleep(0.2)
 """
