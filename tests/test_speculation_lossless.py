@@ -58,10 +58,12 @@ def plain(tiny_model: Path) -> Iterator[Engine]:
         yield engine
 
 
-@pytest.fixture(scope="module", params=["ngram", "same model", "other model", "ngram, small budget"])
+@pytest.fixture(scope="module", params=["ngram", "same model", "other model", "own layers", "ngram, small budget"])
 def drafted(request: Any, tiny_model: Path, other: Path) -> Iterator[Engine]:
     model = {"same model": tiny_model, "other model": other}.get(request.param)
     drafter = {"use": "draft_model", "model": str(model), "num_tokens": 3} if model else {"use": "ngram"}
+    if request.param == "own layers":
+        drafter = {"use": "self_layers", "num_layers": 1, "num_tokens": 3}
     limits = {"max_step_tokens": 6} if "small" in request.param else {}
     config = real_config(tiny_model, grammar="llguidance", drafter=drafter, engine=limits)
     with Engine.from_config(config) as engine:

@@ -55,6 +55,9 @@ def pair_id(pair: tuple[Choice, Choice]) -> str:
     return "+".join(f"{slot}={name}{''.join(map(str, options.values()))}" for slot, name, options in pair)
 
 
+DRAFT_MODELS = ("draft_model", "universal")
+
+
 def config_of(model: Path, draft: Path, pair: tuple[Choice, Choice]) -> RunConfig:
     data: dict[str, Any] = {
         "model": {"path": str(model), "dtype": "float32"},
@@ -66,8 +69,8 @@ def config_of(model: Path, draft: Path, pair: tuple[Choice, Choice]) -> RunConfi
             data["engine"] = {**data["engine"], name: True}
             data["attention"] = data.get("attention", {"use": "naive"})
         else:
-            more = {"model": str(draft), "num_tokens": 3} if name in ("draft_model", "universal") else {}
-            data[slot] = {"use": name, **options, **more}
+            more = {"self_layers": {"num_layers": 1}, **{one: {"model": str(draft)} for one in DRAFT_MODELS}}
+            data[slot] = {"use": name, **options, **more.get(name, {})}
     return RunConfig.from_dict(data)
 
 

@@ -150,7 +150,7 @@ def test_a_small_pool_preempts_and_gives_the_same(
 
 
 @pytest.mark.parametrize("family", KINDS)
-@pytest.mark.parametrize("drafter", ["ngram", "draft_model"])
+@pytest.mark.parametrize("drafter", ["ngram", "draft_model", "self_layers"])
 def test_refused_drafts_are_trimmed(
     models: dict[str, Path], paged: Callable[..., Any], family: str, drafter: str
 ) -> None:
@@ -158,6 +158,8 @@ def test_refused_drafts_are_trimmed(
     options: dict[str, Any] = {"use": drafter, "num_tokens": 3}
     if drafter == "draft_model":
         options["model"] = str(next(path for name, path in models.items() if name != family))
+    if drafter == "self_layers":
+        options["num_layers"] = 1
     with Engine.from_config(config_of(models[family], max_step_tokens=16, drafter=options)) as engine:
         outputs = check(engine, paged(family, GREEDY), GREEDY)
     metrics = [output.metrics for output in outputs if output.metrics is not None]

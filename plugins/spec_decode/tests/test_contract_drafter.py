@@ -8,6 +8,7 @@ from pluglm.testing.check import Check, cases
 from pluglm.testing.drafter import drafter_checks
 from pluglm_spec_decode.draft_model import DraftModelConfig, DraftModelDrafter
 from pluglm_spec_decode.ngram import NgramDrafter
+from pluglm_spec_decode.self_layers import SelfLayersConfig, SelfLayersDrafter
 
 
 @pytest.mark.parametrize("check", **cases(drafter_checks(NgramDrafter)))
@@ -33,3 +34,10 @@ DRAWS = DraftModelConfig(model="table", draws=True)
 @pytest.mark.parametrize("check", **cases(drafter_checks(DraftModelDrafter, DRAWS)))
 def test_draft_model_that_draws(check: Check) -> None:
     check.run()
+
+
+@pytest.mark.parametrize("draws", [False, True])
+def test_self_layers(draws: bool) -> None:
+    """In one test for all checks: their names are those of draft_model's."""
+    for check in drafter_checks(SelfLayersDrafter, SelfLayersConfig(num_layers=1, draws=draws)):
+        check.run()

@@ -30,16 +30,24 @@ def picked_rows(x_TD: torch.Tensor, rows_R: torch.Tensor) -> torch.Tensor:
 def execute_batch(
     model: Model, inputs: ModelInput, attention: Attention, kv: KVStore, pick_rows: RowPicker = picked_rows
 ) -> torch.Tensor:
+    """logits_RV float32 of a batch, on the device of the inputs."""
+    return execute_open_batch(model, inputs, attention, kv, pick_rows)[0]
+
+
+@torch.inference_mode()
+def execute_open_batch(
+    model: Model, inputs: ModelInput, attention: Attention, kv: KVStore, pick_rows: RowPicker = picked_rows
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Copies blocks, plans the attention once for each group of layers, runs the layers, picks the rows with logits.
 
-    Returns logits_RV float32, on the device of the inputs.
+    Returns logits_RV float32 and hidden_TD of all rows, on the device of the inputs.
     """
     kv.copy_blocks(inputs.copies)
     plans = [attention.plan(_batch(part, inputs.block_size)) for part in inputs.groups or (inputs,)]
     hidden_TD = model.forward(inputs, StepAttention(attention, plans, inputs.groups, kv))
     if inputs.logit_rows_R.numel() == 0:
-        return torch.empty((0, model.spec.vocab_size), dtype=torch.float32, device=hidden_TD.device)
-    return model.logits(pick_rows(hidden_TD, inputs.logit_rows_R))
+        return torch.empty((0, model.spec.vocab_size), dtype=torch.float32, device=hidden_TD.device), hidden_TD
+    return model.logits(pick_rows(hidden_TD, inputs.logit_rows_R)), hidden_TD
 
 
 class StepAttention:

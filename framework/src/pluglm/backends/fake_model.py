@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -27,6 +28,13 @@ class FakeModel:
 
     def __init__(self, spec: ModelSpec) -> None:
         self.spec = spec
+
+    def first_layers(self, num_layers: int) -> FakeModel:
+        """Its logits are those of all layers, unless a window makes the others see more or less."""
+        return FakeModel(replace(self.spec, layers=self.spec.layers[:num_layers]))
+
+    def embed(self, token_ids_T: torch.Tensor) -> torch.Tensor:
+        raise ComponentFailure("backend 'fake'", "loads no weights, so it embeds nothing")
 
     def forward(self, inputs: ModelInput, attend: AttentionCall) -> torch.Tensor:
         raise ComponentFailure("backend 'fake'", "loads no weights: run its model through FakeBackend.execute only")

@@ -49,6 +49,14 @@ class GraphBackend(TorchBackend):
                 return logits_RV
         return super().execute(model, inputs, attention, kv)
 
+    def execute_open(
+        self, model: Model, inputs: ModelInput, attention: Attention, kv: KVStore
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Never as a graph, which keeps no hidden states."""
+        if self.graphs is not None:
+            self.kernels.add(KernelChoice("step", "eager", (("graph", "the drafter reads hidden states"),)))
+        return super().execute_open(model, inputs, attention, kv)
+
     def _record(self, by_graph: bool) -> None:
         """Each reason once; how often each was met is in `graphs.counts`."""
         if by_graph:

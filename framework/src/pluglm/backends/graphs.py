@@ -21,6 +21,7 @@ from pluglm.kernel.core import ModelInput
 from pluglm.kernel.interfaces.attention import Attention, GraphAttention
 from pluglm.kernel.interfaces.kv import KVStore
 from pluglm.kernel.interfaces.model import LayerSpec, Model
+from pluglm.kernel.interfaces.target import FedModel
 
 # B: rows of the graph, R: rows of a step, V: vocabulary, N: query heads, K: kv heads, H: head dim
 
@@ -139,6 +140,8 @@ def _refusal(model: Model, attention: Attention, kv: KVStore) -> str | None:
         return "the attention has no plans for graphs"
     if not isinstance(kv, ScratchKVStore):
         return "the KV layout has groups, or blocks too large to have one to spare"
+    if isinstance(model, FedModel):
+        return "the model goes on from rows that each step brings anew"
     if model.spec.kv_of_prompt_length:
         return "the model's rotation depends on the length of the prompt"
     return None

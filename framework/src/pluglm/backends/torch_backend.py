@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import torch
 
-from pluglm.backends.execute import RowPicker, execute_batch, inputs_on, picked_rows
+from pluglm.backends.execute import RowPicker, execute_batch, execute_open_batch, inputs_on, picked_rows
 from pluglm.backends.linear import PackedLinear
 from pluglm.backends.threads import thread_count
 from pluglm.kernel.core import ModelInput
@@ -87,3 +88,13 @@ class TorchBackend(Backend):
     def execute(self, model: Model, inputs: ModelInput, attention: Attention, kv: KVStore) -> torch.Tensor:
         with thread_count(self._num_threads):
             return execute_batch(model, inputs_on(inputs, self.device), attention, kv, self._pick_rows)
+
+    def execute_open(
+        self, model: Model, inputs: ModelInput, attention: Attention, kv: KVStore
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        with thread_count(self._num_threads):
+            return execute_open_batch(model, inputs_on(inputs, self.device), attention, kv, self._pick_rows)
+
+    def compute(self, function: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
+        with thread_count(self._num_threads), torch.inference_mode():
+            return function(rows.to(self.device))

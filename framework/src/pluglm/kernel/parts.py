@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pluglm.kernel.interfaces.services import HookCalls
 from pluglm.kernel.interfaces.services import Tiers as Tiers
@@ -45,7 +45,8 @@ class Parts:
 
     prefix_cache: the KV manager's ability, if it has it. namespace: digest of what stored KV depends on in this run.
     kv_fields: the same by name, as text that holds in other processes too; reads all weight files when first called.
-    verification: the rule for drafts that come with their rows. planning: makes what plans the steps, of the same
+    verification: the rule for drafts that come with their rows. drafting_failed: called when a proposal was given up on
+    or failed, so that whoever made it does nothing more. planning: makes what plans the steps, of the same
     arguments as Planning, which it is without one.
     """
 
@@ -69,6 +70,7 @@ class Parts:
     budget: Budget
     limits: Limits
     verification: str = "reproducible"
+    drafting_failed: Callable[[], Any] = tuple
     planning: Callable[..., Planning] | None = None
 
     @property

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
@@ -53,7 +55,8 @@ class Decoder(ABC):
         ]
         self._is_dynamic = any(isinstance(rotary, DynamicRotary) for rotary in self._rotaries)
         self._layers = [self.layer_class(settings, layer.index, loader) for layer in self.spec.layers]
-        self._stack = self._fused_stack(context.fuser)
+        self._fuser = context.fuser
+        self._stack = self._fused_stack(self._fuser)
         norm_D = loader.tensor(FINAL_NORM)
         self._norm = row_norm(norm_D, settings.norm_eps, settings.norm_offset)
         self._head = loader.head(self._embedding_VD, settings.tied_head)
@@ -123,13 +126,22 @@ class Decoder(ABC):
         logits_RV = self._fused_head(hidden_RD)
         return logits_RV if self._soft_cap is None else self._map_rows(self._capped, logits_RV)[0]
 
+    def first_layers(self, num_layers: int) -> Self:
+        first = copy(self)
+        first.spec = replace(self.spec, layers=self.spec.layers[:num_layers])
+        first._layers = self._layers[:num_layers]
+        first._stack = first._fused_stack(self._fuser)
+        return first
+
+    def embed(self, token_ids_T: torch.Tensor) -> torch.Tensor:
+        x_TD = embedding(token_ids_T, self._embedding_VD)
+        return x_TD if self._embedding_scale is None else x_TD * self._embedding_scale
+
     def _embed(
         self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, lengths_T: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         """x_TD, then cosine and sine of each rotary embedding."""
-        x_TD = embedding(token_ids_T, self._embedding_VD)
-        if self._embedding_scale is not None:
-            x_TD = x_TD * self._embedding_scale
+        x_TD = self.embed(token_ids_T)
         angles = [rotary.rows(positions_T, lengths_T) for rotary in self._rotaries]
         return (x_TD, *(tensor for pair in angles for tensor in pair))
 

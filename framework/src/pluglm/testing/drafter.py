@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from pluglm.kernel.interfaces.drafter import ADAPTS, ROWS, SHARES, Drafter, DraftRequest
+from pluglm.kernel.interfaces.services import Runner
 from pluglm.testing.check import Check, expect, make_check
 from pluglm.testing.common import common_checks, provides
 from pluglm.testing.context import make_context, small_spec
 from pluglm.testing.drafter_requests import MAX_TOKENS, draft_request, ids_of
 from pluglm.testing.drafter_rows import row_checks
+from pluglm.testing.target import TableTarget, ToldDrafter
 
 __all__ = ["ask", "draft_request", "drafter_checks", "ids_of"]
 
@@ -23,17 +25,21 @@ ROWS_WIDTH = 24  # of the target for the checks of rows, which need many draws f
 TEXTS = ([9, 5, 6, 7, 8, 5, 6, 7], [1, 2, 3, 1, 2, 3, 1, 2], [40, 41, 42, 43, 44, 45, 40, 41], [7, 7, 7, 7])
 
 
-def drafter_checks(cls: type[Any], config: Any = None, **context: Any) -> Iterator[Check]:
+def drafter_checks(
+    cls: type[Any], config: Any = None, *, head: Callable[[str], Runner] | None = None, **context: Any
+) -> Iterator[Check]:
     """Every check of a drafter class that its tags (ROWS, SHARES, ADAPTS) leave to be asked.
 
     context: fields of the BuildContext to use instead of the kit's. The kit's `build_runner` gives a model whose logits
-    depend on every token that the drafter really stored.
+    depend on every token that the drafter really stored, and so do the rows of its `target`, a TableTarget. head: what
+    that gives to a drafter that asks for one.
     """
     config = cls.Config() if config is None else config
 
     def make(**fields: Any) -> Drafter:
-        drafter: Drafter = cls(config, make_context(**{"max_model_len": 256, **fields, **context}))
-        return drafter
+        run = make_context(**{"max_model_len": 256, **fields, **context})
+        target = TableTarget(run.spec, head)
+        return ToldDrafter(cls(config, replace(run, target=target)), target)
 
     yield from common_checks("drafter", cls, config, make)
     yield make_check(ids_are_the_targets, make, make_context(**context).spec.vocab_size)

@@ -5,7 +5,7 @@ A drafter that feeds a stale, shifted or unfinished cache gets other logits, so 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 import torch
@@ -51,14 +51,21 @@ class TableRunner:
             self._stored[target * BLOCK_SIZE : (target + 1) * BLOCK_SIZE] = moved
 
     def _logits(self, block_table: tuple[int, ...], position: int) -> torch.Tensor:
-        state = 17
-        for slot in slots_at(block_table, range(position + 1), BLOCK_SIZE):
-            state = (state * 1_103_515_245 + self._stored[slot] + 12_345) % 2_147_483_647
-        return _row(state % 997, self.spec.vocab_size)
+        stored = (self._stored[slot] for slot in slots_at(block_table, range(position + 1), BLOCK_SIZE))
+        return table_row(table_state(stored), self.spec.vocab_size)
+
+
+def table_state(token_ids: Iterable[int]) -> int:
+    """0 to 996; every token changes it."""
+    state = 17
+    for token in token_ids:
+        state = (state * 1_103_515_245 + token + 12_345) % 2_147_483_647
+    return state % 997
 
 
 @lru_cache(1024)  # few states, many rows of them
-def _row(state: int, width: int) -> torch.Tensor:
+def table_row(state: int, width: int) -> torch.Tensor:
+    """logits_V of a state."""
     row = torch.arange(width, dtype=torch.float64)
     # ids past the tokenizer's are padding of the head and never likely
     return torch.where(row < 262, (row * (state + 1) % 263) / 50.0, -9.0).float()

@@ -2,49 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from pydantic import Field
 
 from pluglm.kernel.core import BlockCopies, Chunk
-from pluglm.kernel.interfaces.component import BuildContext, Capabilities
-from pluglm.kernel.interfaces.drafter import ROWS, DraftRequest, Proposal
-from pluglm.verification.drawing import inverse_cdf
-from pluglm_spec_decode.adaptive import AdaptiveConfig, AdaptiveDrafter
+from pluglm.kernel.interfaces.component import BuildContext
+from pluglm.kernel.interfaces.drafter import DraftRequest, Proposal
 from pluglm_spec_decode.draft_cache import DraftCache
+from pluglm_spec_decode.picking import Drafted, DrawingDrafter, DrawsConfig, LastProposals, pick
 from pluglm_spec_decode.same_vocabulary import require_same_vocabulary
 
 # R: rows with logits, k: drafts of a sequence, V: the target's logits
 
 
-class DraftModelConfig(AdaptiveConfig):
-    """model: a path, a name that an installed package registers, or a hub id. It runs in the target's dtype.
-
-    draws: drafts for sampled requests are drawn at their temperature, which verification by token and block needs.
-    """
+class DraftModelConfig(DrawsConfig):
+    """model: a path, a name that an installed package registers, or a hub id. It runs in the target's dtype."""
 
     model: str = Field(min_length=1)
-    draws: bool = False
 
 
 @dataclass(slots=True)
-class _Job:
-    """One sequence in one proposal. drafts grows to num_wanted; num_computed counts token_ids with stored KV.
+class _Job(Drafted):
+    """num_computed counts token_ids with stored KV."""
 
-    coins: one for each draft that is drawn from a row, none when the most likely token is taken.
-    """
-
-    sequence_id: int
-    token_ids: list[int]
-    num_wanted: int
-    num_computed: int
-    coins: Sequence[float] = ()
-    temperature: float = 0.0
-    drafts: list[int] = field(default_factory=list)
-    rows: list[torch.Tensor] = field(default_factory=list)
+    num_computed: int = 0
 
     @property
     def num_reserved(self) -> int:
@@ -52,14 +36,7 @@ class _Job:
         return len(self.token_ids) + self.num_wanted - 1
 
 
-@dataclass(frozen=True, slots=True)
-class _Made:
-    num_known: int
-    drafts: list[int]
-    rows_kV: torch.Tensor | None
-
-
-class DraftModelDrafter(AdaptiveDrafter):
+class DraftModelDrafter(DrawingDrafter):
     """Drafts what a smaller model would say: one batched call a position, after those that catch up with the text.
 
     That is what it finds most likely; or with `draws`, for a request that is sampled, a draw at its temperature.
@@ -69,11 +46,6 @@ class DraftModelDrafter(AdaptiveDrafter):
 
     interface_version = 2
     Config = DraftModelConfig
-
-    @classmethod
-    def capabilities(cls, config: Any) -> Capabilities:
-        of_length = super().capabilities(config)
-        return replace(of_length, provides=of_length.provides | ({ROWS} if config.draws else frozenset()))
 
     def __init__(self, config: DraftModelConfig, context: BuildContext) -> None:
         """Raises PluginError when the two models' token ids do not mean the same."""
@@ -85,7 +57,7 @@ class DraftModelDrafter(AdaptiveDrafter):
         # Rows of a head beyond the tokenizer, or beyond the target's head, name no token.
         self._num_ids = min(tokenizer.vocab_size, context.spec.vocab_size)
         self._cache = DraftCache(self._runner.kv)
-        self._proposals: dict[int, _Made] = {}
+        self._proposals = LastProposals()
 
     @property
     def num_exhausted(self) -> int:
@@ -96,19 +68,17 @@ class DraftModelDrafter(AdaptiveDrafter):
         jobs = [job for job in map(self._job, requests) if job is not None]
         self._run_jobs(jobs)
         for job in jobs:
-            if job.drafts:
-                rows_kV = torch.stack(job.rows) if job.rows else None
-                self._proposals[job.sequence_id] = _Made(len(job.token_ids), job.drafts, rows_kV)
+            self._proposals.keep(job)
         return [self._proposed(request) for request in requests]
 
     def _observe(self, sequence_id: int, num_accepted: int, token_ids: Sequence[int]) -> None:
         """Keeps the KV of the accepted drafts: they are committed now. The rest is computed when next proposing."""
-        proposal = self._proposals.pop(sequence_id, None)
-        if proposal is not None:
-            self._cache.trim(sequence_id, proposal.num_known + num_accepted)
+        num_known = self._proposals.pop(sequence_id)
+        if num_known is not None:
+            self._cache.trim(sequence_id, num_known + num_accepted)
 
     def _release(self, sequence_id: int) -> None:
-        self._proposals.pop(sequence_id, None)
+        self._proposals.pop(sequence_id)
         self._cache.release(sequence_id)
 
     def _num_wanted(self, request: DraftRequest) -> int:
@@ -121,19 +91,12 @@ class DraftModelDrafter(AdaptiveDrafter):
         num_wanted = self._num_wanted(request)
         if num_wanted < 1 or len(self._proposed(request).token_ids) == num_wanted:
             return None
-        num_usable = self._cache.num_usable(request.sequence_id, request.token_ids)
-        job = _Job(request.sequence_id, list(request.token_ids), num_wanted, num_usable)
-        if self._draws and not request.request.params.greedy:
-            job.coins, job.temperature = request.coins(num_wanted), request.request.params.temperature
+        job = _Job.of(request, num_wanted, self._draws)
+        job.num_computed = self._cache.num_usable(request.sequence_id, request.token_ids)
         return job
 
     def _proposed(self, request: DraftRequest) -> Proposal:
-        """From the last proposal, while nothing was committed since: drawn again, near ties could fall otherwise."""
-        proposal = self._proposals.get(request.sequence_id)
-        if proposal is None or proposal.num_known != len(request.token_ids):
-            return Proposal([])
-        count = max(self._num_wanted(request), 0)
-        return Proposal(proposal.drafts[:count], None if proposal.rows_kV is None else proposal.rows_kV[:count])
+        return self._proposals.proposal(request, self._num_wanted(request))
 
     def _run_jobs(self, jobs: list[_Job]) -> None:
         wanted = {job.sequence_id: (job.num_computed, job.num_reserved) for job in jobs}
@@ -145,7 +108,7 @@ class DraftModelDrafter(AdaptiveDrafter):
         for position in range(max((job.num_wanted for job in running), default=0) - 1):
             drafting = [job for job in running if job.num_wanted > position + 1]
             chunks = [Chunk(job.sequence_id, job.drafts[-1:], len(job.token_ids) + position) for job in drafting]
-            self._draft(dict(enumerate(drafting)), self._run(chunks))
+            pick(dict(enumerate(drafting)), self._run(chunks), self._width)
         for job in running:
             self._cache.note(job.sequence_id, job.token_ids + job.drafts[:-1])
 
@@ -161,29 +124,10 @@ class DraftModelDrafter(AdaptiveDrafter):
                     room -= len(new)
                     job.num_computed += len(new)
             logits_RV = self._run(chunks, copies)
-            self._draft({row: job for row, job in enumerate(fed) if job.num_computed == len(job.token_ids)}, logits_RV)
+            done = {row: job for row, job in enumerate(fed) if job.num_computed == len(job.token_ids)}
+            pick(done, logits_RV, self._width)
             copies = ()
 
     def _run(self, chunks: Sequence[Chunk], copies: BlockCopies = ()) -> torch.Tensor:
         """logits_RV after the last token of each chunk, of ids that mean something."""
         return self._runner.run(replace(self._runner.make_input(chunks), copies=copies))[:, : self._num_ids]
-
-    def _draft(self, jobs: Mapping[int, _Job], logits_RV: torch.Tensor) -> None:
-        """The next draft of each job, by row: the most likely token, or a draw whose row is kept with it."""
-        best = logits_RV.argmax(dim=-1).tolist()
-        for row, job in jobs.items():
-            if not job.coins:
-                job.drafts.append(best[row])
-        drawn = {row: job for row, job in jobs.items() if job.coins}
-        if not drawn:
-            return
-        some_RV, device = logits_RV[list(drawn)], logits_RV.device
-        warmth_R1 = torch.tensor([[job.temperature] for job in drawn.values()], device=device)
-        # The largest goes first: divided by a tiny temperature it would overflow.
-        probs_RV = ((some_RV - some_RV.amax(-1, keepdim=True)) / warmth_R1).softmax(-1)
-        probs_RV = torch.nn.functional.pad(probs_RV, (0, self._width - probs_RV.shape[1]))
-        coins = [job.coins[len(job.drafts)] for job in drawn.values()]
-        ids = inverse_cdf(probs_RV, torch.tensor(coins, dtype=torch.float64, device=device)).tolist()
-        for job, row_V, token_id in zip(drawn.values(), probs_RV, ids, strict=True):
-            job.drafts.append(token_id)
-            job.rows.append(row_V)

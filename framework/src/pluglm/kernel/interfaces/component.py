@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pluglm.kernel.interfaces.kv_format import KVFormat
     from pluglm.kernel.interfaces.model import ModelSpec
     from pluglm.kernel.interfaces.services import ComponentResolver, RunnerFactory, TokenizerView
+    from pluglm.kernel.interfaces.target import Target
 
 
 BATCH_INVARIANT = "numerics:batch_invariant"  # a row's bits depend on its own sequence only
@@ -49,10 +50,11 @@ class BuildContext:
     """What a component may know of the run it is built for. Written by the kernel before weights load its tensors.
 
     device, dtype: torch names ("cpu", "float32"); kv_bytes: bytes that the KV cache may take; bytes_per_token: KV bytes
-    of one token over all layers; kv_format: how KV is stored, None is in dtype; kernels: where a component records
-    which kernels it chose; tools: the backend's, of its own type, None when it has none (see interfaces.kernels). A
-    drafter that needs a model of its own builds it with `build_runner`; a component with small components of its own (a
-    chain of logits steps) finds them with `resolve_component`.
+    of one token over all layers; target: what a drafter may use of the model, None for parts of a second one;
+    kv_format: how KV is stored, None is in dtype; kernels: where a component records which kernels it chose; tools: the
+    backend's, of its own type, None when it has none (see interfaces.kernels). A drafter that needs a model of its own
+    builds it with `build_runner`; a component with small components of its own (a chain of logits steps) finds them
+    with `resolve_component`.
     """
 
     spec: ModelSpec
@@ -68,6 +70,7 @@ class BuildContext:
     eos_token_ids: frozenset[int]
     build_runner: RunnerFactory
     resolve_component: ComponentResolver
+    target: Target | None = None
     kv_format: KVFormat | None = None
     kernels: KernelLog = field(default_factory=KernelLog)
     tools: Any = None

@@ -1,0 +1,1 @@
+"""What drafters may use of the model they draft for."""

@@ -1,0 +1,88 @@
+"""Hidden states of the tokens that a run computed, kept by sequence until a drafter takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+
+from pluglm.kernel.core import ModelInput, Segment
+from pluglm.kernel.interfaces.backend import Backend
+from pluglm.kernel.interfaces.kv import KVManager, KVStore
+from pluglm.kernel.interfaces.model import Model
+from pluglm.kernel.interfaces.target import HiddenRows, OpenBackend
+from pluglm.kernel.runner import ModelRunner
+
+# T: tokens of the batch, n: tokens of one sequence, D: hidden size
+
+
+@dataclass(slots=True)
+class _Kept:
+    start: int
+    stop: int
+    parts: list[torch.Tensor]
+
+    def cut(self, stop: int) -> None:
+        """Leave what lies before `stop`, which is not before the start."""
+        while self.stop > stop:
+            last = self.parts.pop()
+            self.stop -= len(last)
+            if self.stop < stop:
+                self.parts.append(last[: stop - self.stop])
+                self.stop = stop
+
+
+class HiddenStates:
+    """Rows of consecutive positions of each sequence; what was computed anew replaces what was there."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, _Kept] = {}
+
+    def note(self, segments: Sequence[Segment], hidden_TD: torch.Tensor) -> None:
+        """The rows of a batch. Those of a sequence that do not follow on what is kept of it take its place."""
+        for one in segments:
+            rows_nD = hidden_TD[one.query_start : one.query_start + one.num_query].clone()  # not the whole batch
+            kept, stop = self._kept.get(one.sequence_id), one.num_context + one.num_query
+            if kept is None or not kept.start <= one.num_context <= kept.stop:
+                self._kept[one.sequence_id] = _Kept(one.num_context, stop, [rows_nD])
+                continue
+            kept.cut(one.num_context)
+            kept.parts.append(rows_nD)
+            kept.stop = stop
+
+    def take(self, sequence_id: int, stop: int) -> HiddenRows | None:
+        """Rows of positions before `stop`, all the way to it; what is behind was drafted and refused."""
+        kept = self._kept.pop(sequence_id, None)
+        if kept is None or not kept.start < stop <= kept.stop:
+            return None
+        kept.cut(stop)
+        return HiddenRows(kept.start, torch.cat(kept.parts) if len(kept.parts) > 1 else kept.parts[0])
+
+    def keep_only(self, is_live: Callable[[int], bool]) -> None:
+        self._kept = {sequence_id: kept for sequence_id, kept in self._kept.items() if is_live(sequence_id)}
+
+
+class RecordingRunner(ModelRunner):
+    """A ModelRunner that keeps the hidden states of every token it computes."""
+
+    def __init__(self, backend: Backend, model: Model, attention: object, kv: KVManager, store: KVStore) -> None:
+        super().__init__(backend, model, attention, kv, store)
+        self.hidden = HiddenStates()
+
+    def run(self, inputs: ModelInput) -> torch.Tensor:
+        logits_RV, hidden_TD = cast(OpenBackend, self.backend).execute_open(
+            self.model, inputs, self.attention, self.store
+        )
+        self.hidden.note(inputs.segments, hidden_TD)
+        self.hidden.keep_only(self._holds)
+        return logits_RV
+
+    def _holds(self, sequence_id: int) -> bool:
+        """Whoever ended or was preempted has no table."""
+        try:
+            self.kv.block_table(sequence_id)
+        except KeyError:
+            return False
+        return True
