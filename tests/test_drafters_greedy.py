@@ -16,11 +16,13 @@ from pluglm import Engine, RequestOutput, SamplingParams
 
 SMOLLM2 = "smollm2-135m-instruct"
 OWN = "of the target"  # stands for the target's path: a draft model must have its vocabulary
+MOST = "most of the target's"  # stands for a number of its layers
 DRAFTERS: dict[str, dict[str, Any]] = {
     "ngram": {"use": "ngram"},
     "ngram, adaptive": {"use": "ngram", "num_tokens": 8, "adaptive": True, "draft_cost": 0.1},
     "suffix": {"use": "suffix"},
     "suffix, adaptive by the clock": {"use": "suffix", "adaptive": True},
+    "self_layers": {"use": "self_layers", "num_layers": MOST, "num_tokens": 2},
     "draft_model": {"use": "draft_model", "model": OWN, "num_tokens": 3},
     "draft_model, adaptive": {
         "use": "draft_model", "model": OWN, "num_tokens": 3, "adaptive": True, "draft_cost": 0.1
@@ -80,7 +82,8 @@ def run(
 
 def check(model: str, folder: Path, prompts: list[Any], max_tokens: int, name: str, expected: list[list[int]]) -> None:
     """Batches of 1 and 8, with and without a prefix cache, and with seats taken away."""
-    drafter = {key: model if value == OWN else value for key, value in DRAFTERS[name].items()}
+    stands_for = {OWN: model, MOST: 26 if model == SMOLLM2 else 1}
+    drafter = {key: stands_for.get(value, value) for key, value in DRAFTERS[name].items()}
     for batch, kv, taking in ((1, "paged", False), (8, "hash_prefix", False), (8, "hash_prefix", True)):
         outputs = run(model, folder, prompts, max_tokens, batch, taking, drafter=drafter, kv=kv)
         assert [output.error for output in outputs] == [None] * len(prompts)

@@ -19,6 +19,16 @@ NEWEST = 0.2  # weight of a sequence that ends, against all before it
 BY_THE_CLOCK = "the lengths of its drafts depend on the clock, and the text on them; set drafter.draft_cost"
 
 
+# (tokens of context at least, share of drafts accepted at first): classes of confidence of what is copied
+CONFIDENCES = ((0, 0.3), (2, 0.6), (3, 0.8), (8, 0.9))
+
+
+def confidence_of(num_context: int) -> tuple[int, float]:
+    """As `_confidence`, by how many tokens of context drafts were chosen: the more, the more of them come true."""
+    level = sum(num_context >= least for least, _ in CONFIDENCES[1:])
+    return level, CONFIDENCES[level][1]
+
+
 class AdaptiveConfig(ComponentConfig):
     """num_tokens: proposed at most. adaptive: fewer are proposed, or none, where more have not paid before.
 
@@ -55,6 +65,10 @@ class AdaptiveDrafter(Drafter):
     sequence may as well begin with what the ones before it came to. With a fixed draft_cost its lengths depend on its
     own past alone.
     """
+
+    @classmethod
+    def most_tokens(cls, config: AdaptiveConfig) -> int:
+        return config.num_tokens
 
     def __init__(self, config: AdaptiveConfig, clock: Callable[[], float] = time.perf_counter) -> None:
         self._most = config.num_tokens

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from pluglm.kernel.interfaces.component import BuildContext
 from pluglm.kernel.interfaces.drafter import DraftRequest, Proposal
-from pluglm_spec_decode.adaptive import AdaptiveConfig, AdaptiveDrafter
+from pluglm_spec_decode.adaptive import AdaptiveConfig, AdaptiveDrafter, confidence_of
 from pluglm_spec_decode.ngram_search import NgramIndex
 
 
@@ -47,9 +47,13 @@ class NgramDrafter(AdaptiveDrafter):
 
     def _look_up(self, request: DraftRequest) -> list[int]:
         num_tokens = min(self._config.num_tokens, request.max_tokens)
-        if num_tokens < 1:
-            return []
+        return self._index(request).search(request.token_ids, num_tokens) if num_tokens > 0 else []
+
+    def _confidence(self, request: DraftRequest) -> tuple[int, float]:
+        return confidence_of(self._index(request).longest(request.token_ids)[0])
+
+    def _index(self, request: DraftRequest) -> NgramIndex:
         index = self._indexes.get(request.sequence_id)
         if index is None:
             index = self._indexes[request.sequence_id] = NgramIndex(self._config.max_ngram, self._config.min_ngram)
-        return index.search(request.token_ids, num_tokens)
+        return index

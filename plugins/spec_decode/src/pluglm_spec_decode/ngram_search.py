@@ -30,14 +30,19 @@ class NgramIndex:
 
     def search(self, token_ids: list[int], num_tokens: int) -> list[int]:
         """token_ids starts with what was shown before; a shorter text starts the index afresh."""
+        _, end = self.longest(token_ids)
+        return token_ids[end : end + num_tokens]
+
+    def longest(self, token_ids: list[int]) -> tuple[int, int]:
+        """(tokens of the suffix that occurred before, where its latest earlier occurrence ends); (0, length): none."""
         if len(token_ids) <= self._num_indexed:
             self._forget()
         self._index(token_ids)
         for size, ends in self._ends.items():
             end = ends.get(tuple(token_ids[-size:]))
             if end is not None:
-                return token_ids[end : end + num_tokens]
-        return []
+                return size, end
+        return 0, len(token_ids)
 
     def _index(self, token_ids: list[int]) -> None:
         # The text's own end stays out: an occurrence counts only when something followed it.

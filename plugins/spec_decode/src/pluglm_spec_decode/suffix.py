@@ -14,7 +14,7 @@ from pydantic import Field, field_validator
 
 from pluglm.kernel.interfaces.component import BuildContext, Capabilities
 from pluglm.kernel.interfaces.drafter import SHARES, DraftRequest, Proposal
-from pluglm_spec_decode.adaptive import AdaptiveConfig, AdaptiveDrafter
+from pluglm_spec_decode.adaptive import AdaptiveConfig, AdaptiveDrafter, confidence_of
 from pluglm_spec_decode.past_texts import LEAST_TOKENS, PastTexts
 from pluglm_spec_decode.suffix_automaton import Context, Continuation, SuffixAutomaton
 
@@ -48,8 +48,6 @@ class _Choice(NamedTuple):
 
 
 NOTHING = _Choice(Continuation([], 0.0), 0)
-# (tokens of context at least, share of drafts accepted at first), a class of confidence each
-CONFIDENCES = ((0, 0.3), (2, 0.6), (3, 0.8), (8, 0.9))
 
 
 class _Searched(NamedTuple):
@@ -121,10 +119,7 @@ class SuffixDrafter(AdaptiveDrafter):
             self._searched.clear()  # the past texts are others now
 
     def _confidence(self, request: DraftRequest) -> tuple[int, float]:
-        """By how many tokens of context the drafts were chosen: the more, the more of them come true."""
-        num_context = self._choice(request).num_context
-        level = sum(num_context >= least for least, _ in CONFIDENCES[1:])
-        return level, CONFIDENCES[level][1]
+        return confidence_of(self._choice(request).num_context)
 
     def _choice(self, request: DraftRequest) -> _Choice:
         num_tokens = min(self._config.num_tokens, request.max_tokens)
