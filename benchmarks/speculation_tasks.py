@@ -1,7 +1,8 @@
-"""Twenty prompts of four kinds, written for the benchmark of drafters. The first two kinds copy much of the prompt."""
+"""Twenty prompts of four kinds, which adaptive lengths were tuned on. The first two kinds copy much of the prompt."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 
@@ -11,6 +12,27 @@ class Kind(NamedTuple):
     name: str
     copies: bool
     prompts: tuple[str, ...]
+
+
+def kinds_of(
+    texts: Sequence[str],
+    edits: Sequence[tuple[str, str]],
+    sentences: Sequence[tuple[str, str]],
+    questions: tuple[str, ...],
+) -> tuple[Kind, ...]:
+    """edits: (what to do, with what code); sentences: (into which language, what)."""
+    return (
+        Kind("summary", True, tuple(f"Summarize this text, using its own sentences.\n\n{text}" for text in texts)),
+        Kind(
+            "code edit",
+            True,
+            tuple(
+                f"{edit} in this code and give the whole code back.\n\n```\n{program}\n```" for edit, program in edits
+            ),
+        ),
+        Kind("translation", False, tuple(f"Translate into {language}: {sentence}" for language, sentence in sentences)),
+        Kind("chat", False, questions),
+    )
 
 
 TEXTS = (
@@ -168,16 +190,4 @@ QUESTIONS = (
     "I have a free weekend and no plans. What could I do?",
 )
 
-KINDS = (
-    Kind("summary", True, tuple(f"Summarize this text, using its own sentences.\n\n{text}" for text in TEXTS)),
-    Kind(
-        "code edit",
-        True,
-        tuple(
-            f"{edit} in this code and give the whole code back.\n\n```\n{program}\n```"
-            for edit, program in zip(EDITS, PROGRAMS, strict=True)
-        ),
-    ),
-    Kind("translation", False, tuple(f"Translate into {language}: {sentence}" for language, sentence in SENTENCES)),
-    Kind("chat", False, QUESTIONS),
-)
+KINDS = kinds_of(TEXTS, tuple(zip(EDITS, PROGRAMS, strict=True)), SENTENCES, QUESTIONS)
