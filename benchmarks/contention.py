@@ -13,17 +13,14 @@ waiting included) allows for more. Prints what is aimed at for `native`, and wri
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import statistics
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
-import torch
+from command_line import parser_of, surroundings, whole, write_record
 from contention_process import MODEL, SEATS, Busy, Case, Sample, pair
 from rich.console import Console
 from rich.table import Table
@@ -35,17 +32,16 @@ CASES = (Case("decode, batch 1", 1, 16, 4096), Case("decode, batch 8", SEATS, 16
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=4)
+    parser = parser_of(__doc__, "contention.json")
+    parser.add_argument("--threads", type=whole, default=2)
+    parser.add_argument("--rounds", type=whole, default=4)
     parser.add_argument("--seconds", type=float, default=1.0)
-    parser.add_argument("--record", type=Path, default=Path("benchmarks/records/contention.json"))
     options = parser.parse_args()
     cores = len(os.sched_getaffinity(0))
-    if not 1 <= options.threads <= cores:
+    if options.threads > cores:
         parser.error(f"--threads is from 1 to the {cores} cores that this process may use")
-    if options.rounds < 1 or options.seconds <= 0:
-        parser.error("--rounds is a whole number from 1, --seconds is above 0")
+    if options.seconds <= 0:
+        parser.error("--seconds is above 0")
     return options
 
 
@@ -125,14 +121,11 @@ def main() -> None:
         "threads": options.threads,
         "rounds": options.rounds,
         "seconds": options.seconds,
-        "torch": torch.__version__,
-        "machine": f"{platform.machine()}, {platform.python_implementation()} {platform.python_version()}",
+        **surroundings(),
         "least_sum": LEAST,
         "cases": cases,
     }
-    options.record.parent.mkdir(parents=True, exist_ok=True)
-    options.record.write_text(json.dumps(record, indent=1) + "\n")
-    print(f"record: {options.record}")
+    write_record(options.record, record)
 
 
 if __name__ == "__main__":

@@ -11,16 +11,15 @@ and writes a JSON record with every sample.
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import random
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
+from command_line import parser_of, whole, write_record
 from rich.console import Console
 from rich.table import Table
 
@@ -37,14 +36,10 @@ CASES = [(batch, context) for batch, context in ((1, 4096), (8, 512), (32, 64), 
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--record", type=Path, default=Path("benchmarks/records/decode_attention.json"))
-    options = parser.parse_args()
-    if min(options.rounds, *options.threads) < 1:
-        parser.error("--rounds and --threads are whole numbers from 1")
-    return options
+    parser = parser_of(__doc__, "decode_attention.json")
+    parser.add_argument("--threads", type=whole, nargs="+", default=[1, 2])
+    parser.add_argument("--rounds", type=whole, default=5)
+    return parser.parse_args()
 
 
 def prepare(tools: NativeTools, batch: int, context: int, is_scattered: bool) -> Callable[[], None]:
@@ -118,9 +113,7 @@ def main() -> None:
     for run in runs:
         console.print(show(run))
     record = {"machine": platform.processor() or platform.machine(), "torch": torch.__version__, "runs": runs}
-    options.record.parent.mkdir(parents=True, exist_ok=True)
-    options.record.write_text(json.dumps(record, indent=1) + "\n")
-    console.print(f"record: {options.record}")
+    write_record(options.record, record)
 
 
 if __name__ == "__main__":

@@ -11,15 +11,12 @@ that is aimed at, and writes a JSON record with every sample.
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import statistics
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
-from pathlib import Path
 from typing import Any
 
-import torch
+from command_line import parser_of, surroundings, whole, write_record
 from driven_engine import DrivenEngine
 from peers.serving import answer
 from rich.console import Console
@@ -37,15 +34,11 @@ SEATS, STEP_TOKENS, KV_MEMORY = 8, 512, 128 << 20
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = parser_of(__doc__, "deterministic.json")
+    parser.add_argument("--threads", type=whole, nargs="+", default=[1, 2])
+    parser.add_argument("--rounds", type=whole, default=5)
     parser.add_argument("--kernels", choices=("auto", "native", "torch"), default="auto", help="of the backend")
-    parser.add_argument("--record", type=Path, default=Path("benchmarks/records/deterministic.json"))
-    options = parser.parse_args()
-    if min(options.rounds, *options.threads) < 1:
-        parser.error("--rounds and --threads are whole numbers from 1")
-    return options
+    return parser.parse_args()
 
 
 def config_of(deterministic: bool, threads: int, kernels: str) -> dict[str, Any]:
@@ -99,15 +92,12 @@ def main() -> None:
         "benchmark": "deterministic",
         "model": MODEL,
         "dtype": "float32",
-        "torch": torch.__version__,
-        "machine": f"{platform.machine()}, {platform.python_implementation()} {platform.python_version()}",
+        **surroundings(),
         "rounds": options.rounds,
         "least": LEAST,
         "runs": runs,
     }
-    options.record.parent.mkdir(parents=True, exist_ok=True)
-    options.record.write_text(json.dumps(record, indent=1) + "\n")
-    print(f"record: {options.record}")
+    write_record(options.record, record)
 
 
 if __name__ == "__main__":

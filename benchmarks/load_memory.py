@@ -22,6 +22,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from command_line import parser_of, write_record
+
 MIB = 1 << 20
 TOLERANCE = 0.10
 DEFAULT, LARGE = "smollm2-135m-instruct", "1b-random"
@@ -179,9 +181,8 @@ def show(name: str, result: dict[str, Any]) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "load_memory.json")
     parser.add_argument("--case", action="append", choices=list(CASES))
-    parser.add_argument("--record", type=Path, default=Path("benchmarks/records/load_memory.json"))
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -189,9 +190,7 @@ def main() -> int:
         return 0
     results = measure(options.case or list(CASES))
     record = {"benchmark": "load_memory", "kv_memory": KV_MEMORY, "tolerance": TOLERANCE, "cases": results}
-    options.record.parent.mkdir(parents=True, exist_ok=True)
-    options.record.write_text(json.dumps(record, indent=1) + "\n")
-    print(f"record: {options.record}")
+    write_record(options.record, record)
     return int(any(abs(result["ratio"] - 1) > TOLERANCE for result in results.values()))
 
 

@@ -12,16 +12,13 @@ both threads is given too, which another busy process does not add to.
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from command_line import parser_of, surroundings, whole, write_record
 
 from pluglm import Engine, SamplingParams
 
@@ -96,12 +93,11 @@ def verdict(case: Case, median_ms: float) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=100)
+    parser = parser_of(__doc__, "overhead.json")
+    parser.add_argument("--threads", type=whole, default=1)
+    parser.add_argument("--rounds", type=whole, default=5)
+    parser.add_argument("--steps", type=whole, default=100)
     parser.add_argument("--only", default="", help="part of the names of the cases to run, as 'top_p, fcfs'")
-    parser.add_argument("--record", type=Path, default=Path("benchmarks/records/overhead.json"))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     cases = [
@@ -131,13 +127,10 @@ def main() -> None:
         "steps": options.steps,
         "prompt": PROMPT,
         "targets_ms": TARGETS_MS,
-        "torch": torch.__version__,
-        "machine": f"{platform.machine()}, {platform.python_implementation()} {platform.python_version()}",
+        **surroundings(),
         "results": results,
     }
-    options.record.parent.mkdir(parents=True, exist_ok=True)
-    options.record.write_text(json.dumps(record, indent=1) + "\n")
-    print(f"record: {options.record}")
+    write_record(options.record, record)
 
 
 if __name__ == "__main__":

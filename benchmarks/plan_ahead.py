@@ -10,16 +10,13 @@ planned meanwhile; the thread is what planning ahead would take there. Rounds ar
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
 import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
+from command_line import parser_of, surroundings, whole, write_record
 
 from pluglm import Engine, RunConfig, SamplingParams
 
@@ -111,11 +108,10 @@ def measure(case: Case, num_rounds: int, num_steps: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=60)
+    parser = parser_of(__doc__, "plan_ahead.json")
+    parser.add_argument("--rounds", type=whole, default=5)
+    parser.add_argument("--steps", type=whole, default=60)
     parser.add_argument("--only", choices=("device", "cpu"))
-    parser.add_argument("--record", type=Path, default=Path("benchmarks/records/plan_ahead.json"))
     options = parser.parse_args()
     results = []
     for case in CASES:
@@ -129,13 +125,10 @@ def main() -> None:
         "rounds": options.rounds,
         "steps": options.steps,
         "prompt": PROMPT,
-        "torch": torch.__version__,
-        "machine": f"{platform.machine()}, {platform.python_implementation()} {platform.python_version()}",
+        **surroundings(),
         "results": results,
     }
-    options.record.parent.mkdir(parents=True, exist_ok=True)
-    options.record.write_text(json.dumps(record, indent=1) + "\n")
-    print(f"record: {options.record}")
+    write_record(options.record, record)
 
 
 if __name__ == "__main__":

@@ -10,14 +10,11 @@ model in bfloat16.
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
+from command_line import parser_of, surroundings, whole, write_record
 from scheduling_batching import measure_batching
 from scheduling_chunks import measure_chunks
 from scheduling_host import measure_host
@@ -32,11 +29,10 @@ PARTS: dict[str, Callable[[int, int], dict[str, Any]]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "scheduling.json")
     parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--record", type=Path, default=Path("benchmarks/records/scheduling.json"))
+    parser.add_argument("--threads", type=whole, default=2)
+    parser.add_argument("--rounds", type=whole, default=5)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     record: dict[str, Any] = {
@@ -44,15 +40,12 @@ def main() -> None:
         "model": "smollm2-135m-instruct",
         "dtype": "bfloat16",
         "threads": options.threads,
-        "torch": torch.__version__,
-        "machine": f"{platform.machine()}, {platform.python_implementation()} {platform.python_version()}",
+        **surroundings(),
     }
     for name in options.only:
         print(f"--- {name}")
         record[name] = PARTS[name](options.threads, options.rounds)
-    options.record.parent.mkdir(parents=True, exist_ok=True)
-    options.record.write_text(json.dumps(record, indent=1) + "\n")
-    print(f"record: {options.record}")
+    write_record(options.record, record)
 
 
 if __name__ == "__main__":

@@ -13,14 +13,10 @@ time to first token is then that of one or two prefill steps, which the model mi
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
 import statistics
-from pathlib import Path
 from typing import Any
 
-import torch
+from command_line import parser_of, surroundings, whole, write_record
 
 from pluglm import RunConfig
 from pluglm.lab.generate import generate
@@ -50,13 +46,12 @@ def percentiles(summary: Summary) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--requests", type=int, default=60)
+    parser = parser_of(__doc__, "simulation.json")
+    parser.add_argument("--threads", type=whole, default=2)
+    parser.add_argument("--rounds", type=whole, default=3)
+    parser.add_argument("--requests", type=whole, default=60)
     parser.add_argument("--rate", type=float, default=6.0, help="arrivals a second")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--record", type=Path, default=Path("benchmarks/records/simulation.json"))
     options = parser.parse_args()
     engine = {"num_threads": options.threads, "max_num_seqs": 16, "max_step_tokens": 256, "kv_memory": 256 << 20}
     config = RunConfig.from_dict({"engine": engine})
@@ -86,8 +81,7 @@ def main() -> None:
         "threads": options.threads,
         "requests": options.requests,
         "rate": options.rate,
-        "torch": torch.__version__,
-        "machine": f"{platform.machine()}, {platform.python_implementation()} {platform.python_version()}",
+        **surroundings(),
         "step_time": step_time.model_dump(),
         "fit_errors": errors,
         "step_drift": drift,
@@ -99,9 +93,7 @@ def main() -> None:
         "worst": worst,
         "target": TARGET,
     }
-    options.record.parent.mkdir(parents=True, exist_ok=True)
-    options.record.write_text(json.dumps(record, indent=1) + "\n")
-    print(f"record: {options.record}")
+    write_record(options.record, record)
 
 
 if __name__ == "__main__":

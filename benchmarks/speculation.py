@@ -1,17 +1,20 @@
 """What drafters gain: tokens per step of the target and decode speed beside plain decoding, prompt by prompt in turns.
 
     python benchmarks/speculation.py [--threads 2] [--rounds 3] [--batches 1 8] [--drafters NAME ...] [--kinds NAME ...]
-                                     [--new-tokens 128] [--record FILE.json]
+                                     [--prompts held-out] [--new-tokens 128] [--record FILE.json]
 
-The default model in bfloat16, greedy, on prompts of four kinds (see speculation_tasks.py). One process has an engine
-for each drafter, and all of them answer a prompt before the next one comes; a batch of 8 has the prompts of one kind in
-turn. A figure is of the steps after the last first token, so no prompt is in it. Tokens per step count one step of one
-sequence, the token behind the drafts included; speed is tokens per second over that of plain decoding in the same
-round, and the median of the rounds. Prints both beside what is aimed at, and writes a JSON record.
+The default model in bfloat16, greedy, on prompts of four kinds: those that adaptive lengths were tuned on
+(speculation_tasks.py), or others (speculation_held_out.py). One process has an engine for each drafter, and all of
+them answer a prompt before the next one comes; a batch of 8 has the prompts of one kind in turn. A figure is of the
+steps after the last first token, so no prompt is in it. Tokens per step count one step of one sequence, the token
+behind the drafts included; speed is tokens per second over that of plain decoding in the same round, and the median of
+the rounds. Prints both beside what is aimed at, and writes a JSON record. How often the first draft of a step was
+kept, the second, and so on, is of whole texts, so of a few steps more.
 
 `suffix` keeps no past outputs here, since each prompt comes again in every round. `draft_model` and `universal` draft
 with the weights of the target, for want of a smaller model: they show what is kept of good drafts, what encoding anew
-costs, and that a drafter that cannot pay is switched off.
+costs, and that a drafter that cannot pay is switched off. `self_layers` drafts with 24 of its 30 layers, which were not
+trained for early exits.
 """
 
 from __future__ import annotations
@@ -29,10 +32,12 @@ from typing import Any, NamedTuple
 import torch
 from rich.console import Console
 from rich.table import Table
+from speculation_held_out import HELD_OUT
 from speculation_tasks import KINDS, Kind
 
 from pluglm import Engine, SamplingParams
 from pluglm.prompts import prompt_token_ids
+from pluglm.verification.counts import SpeculationCounts
 
 MODEL = "smollm2-135m-instruct"
 PLAIN = "none"
@@ -42,21 +47,37 @@ DRAFTERS: dict[str, dict[str, Any] | None] = {
     "ngram, adaptive": {"use": "ngram", "num_tokens": 8, "adaptive": True},
     "suffix": {"use": "suffix", "shared_tokens": 0},
     "suffix, adaptive": {"use": "suffix", "shared_tokens": 0, "adaptive": True},
+    "self_layers": {"use": "self_layers", "num_layers": 24, "num_tokens": 2},
+    "self_layers, adaptive": {"use": "self_layers", "num_layers": 24, "num_tokens": 2, "adaptive": True},
     "draft_model": {"use": "draft_model", "model": MODEL, "num_tokens": 4},
     "draft_model, adaptive": {"use": "draft_model", "model": MODEL, "num_tokens": 4, "adaptive": True},
     "universal": {"use": "universal", "model": MODEL, "num_tokens": 4},
     "universal, adaptive": {"use": "universal", "model": MODEL, "num_tokens": 4, "adaptive": True},
 }
+PROMPTS = {"tuned-on": KINDS, "held-out": HELD_OUT}
 LEAST_TOKENS, LEAST_SPEED, LEAST_ELSEWHERE = 1.8, 1.3, 0.97
 KV_MEMORY = 256 << 20
 
 
 class Decoded(NamedTuple):
-    """Steps behind the last first token. sequence_steps: of each sequence, those that gave it tokens."""
+    """Steps behind the last first token. sequence_steps: of each sequence, those that gave it tokens.
+
+    speculation: what became of the drafts of whole texts.
+    """
 
     num_tokens: int
     sequence_steps: int
     seconds: float
+    speculation: SpeculationCounts
+
+    @classmethod
+    def total(cls, parts: list[Decoded]) -> Decoded:
+        return cls(
+            sum(one.num_tokens for one in parts),
+            sum(one.sequence_steps for one in parts),
+            sum(one.seconds for one in parts),
+            sum((one.speculation for one in parts), SpeculationCounts()),
+        )
 
 
 class Contender:
@@ -76,19 +97,20 @@ class Contender:
         waiting = {f"{self._num_calls}-{place}" for place in range(len(prompts))}
         for name, prompt in zip(sorted(waiting), prompts, strict=True):
             core.add(name, prompt, params)
-        num_tokens = sequence_steps = 0
+        num_tokens, sequence_steps, speculation = 0, 0, SpeculationCounts()
         started = time.perf_counter()
         while core.roster.requests:
             events = core.step()
             if errors := [event.error for event in events if event.error]:
                 raise RuntimeError(errors[0])
+            speculation = sum((event.metrics.speculation for event in events if event.metrics), speculation)
             if waiting:
                 waiting -= {event.request_id for event in events if event.token_ids}
                 started = time.perf_counter()
                 continue
             num_tokens += sum(len(event.token_ids) for event in events)
             sequence_steps += sum(bool(event.token_ids) for event in events)
-        return Decoded(num_tokens, sequence_steps, time.perf_counter() - started)
+        return Decoded(num_tokens, sequence_steps, time.perf_counter() - started, speculation)
 
     def encode(self, text: str) -> list[int]:
         """A chat with one message of the user's."""
@@ -125,7 +147,7 @@ def measure(
                     for name, contender in contenders.items():
                         parts[name].append(contender.decode(token_ids, options.new_tokens))
                 for name, some in parts.items():
-                    rounds[kind.name][name].append(Decoded(*map(sum, zip(*some, strict=True))))
+                    rounds[kind.name][name].append(Decoded.total(some))
     return rounds
 
 
@@ -133,16 +155,18 @@ def summary(kind: Kind, batch: int, name: str, mine: list[Decoded], plain: list[
     speeds = [
         (one.num_tokens / one.seconds) / (base.num_tokens / base.seconds) for one, base in zip(mine, plain, strict=True)
     ]
+    total = Decoded.total(mine)
     return {
         "batch": batch,
         "kind": kind.name,
         "copies": kind.copies,
         "drafter": name,
-        "tokens_per_step": sum(one.num_tokens for one in mine) / sum(one.sequence_steps for one in mine),
+        "tokens_per_step": total.num_tokens / total.sequence_steps,
         "tokens_per_second": statistics.median(one.num_tokens / one.seconds for one in mine),
         "speed": statistics.median(speeds),
         "speeds": speeds,
-        "rounds": [one._asdict() for one in mine],
+        "speculation": total.speculation.to_json(),
+        "rounds": [one._asdict() | {"speculation": one.speculation.to_json()} for one in mine],
     }
 
 
@@ -173,6 +197,20 @@ def show(results: list[dict[str, Any]], console: Console) -> None:
                 aim(result),
             )
         console.print(table)
+        show_acceptance([one for one in results if one["batch"] == batch], console)
+
+
+def show_acceptance(results: list[dict[str, Any]], console: Console) -> None:
+    """Of one batch size: percent of drafts kept, by their place in a step."""
+    table = Table(title="drafts kept", title_justify="left")
+    for column in ("kind", "drafter", "a step", "% of the first, the second, ..."):
+        table.add_column(column, justify="right" if column == "a step" else "left")
+    for result in results:
+        if shares := result["speculation"]["acceptance_by_position"]:
+            cells = " ".join(f"{share * 100:.0f}" for share in shares)
+            table.add_row(result["kind"], result["drafter"], f"{result['speculation']['accepted_per_step']:.2f}", cells)
+    if table.row_count:
+        console.print(table)
 
 
 def parse() -> argparse.Namespace:
@@ -182,6 +220,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--drafters", nargs="+", choices=list(DRAFTERS), default=list(DRAFTERS), metavar="NAME")
     parser.add_argument("--kinds", nargs="+", choices=[kind.name for kind in KINDS], default=None, metavar="NAME")
+    parser.add_argument("--prompts", choices=list(PROMPTS), default="held-out")
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--record", type=Path, default=Path("benchmarks/records/speculation.json"))
     options = parser.parse_args()
@@ -192,7 +231,7 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     options = parse()
-    kinds = [kind for kind in KINDS if options.kinds is None or kind.name in options.kinds]
+    kinds = [kind for kind in PROMPTS[options.prompts] if options.kinds is None or kind.name in options.kinds]
     names = [name for name in DRAFTERS if name == PLAIN or name in options.drafters]
     results: list[dict[str, Any]] = []
     for batch in options.batches:
@@ -209,6 +248,7 @@ def main() -> None:
         "threads": options.threads,
         "rounds": options.rounds,
         "new_tokens": options.new_tokens,
+        "prompts": options.prompts,
         "drafters": {name: DRAFTERS[name] for name in names},
         "aims": {"tokens_per_step": LEAST_TOKENS, "speed": LEAST_SPEED, "speed_elsewhere": LEAST_ELSEWHERE},
         "torch": torch.__version__,

@@ -96,7 +96,7 @@ def test_what_makes_no_sense_is_refused() -> None:
         {"bad_words": ("\ud800",)},
         {"bad_words": ("a",), "temperature": 0.0, "search": {"width": 2}},
     ):
-        with pytest.raises(ValueError, match="bad_words"):
+        with pytest.raises(PluglmError, match=r"^SamplingParams: .*bad_words"):
             SamplingParams(**wrong)  # type: ignore[arg-type]
     small = Tokenizer(tokenizers.Tokenizer(models.BPE(vocab={"a": 0}, merges=[])), source="one letter")
     assert bad_words_ids(("a",), small) == ((0,),)

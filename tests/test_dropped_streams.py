@@ -147,6 +147,8 @@ def test_an_engine_from_before_a_fork_says_so(watched: tuple[Engine, Any], monke
         for call in (lambda: engine.submit("a"), engine.step, lambda: engine.cancel("x"), lambda: list(stream)):
             with pytest.raises(RequestError, match="made before this process was forked"):
                 call()
+        (output,) = engine.generate(ids(1, 2), GREEDY)
+        assert (output.finish_reason, bool(output.request_id)) == ("refused", True)
         stream.close()
         engine.close()
     assert engine.generate(ids(1, 2), GREEDY)[0].finish_reason == "length"

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from engine_cases import GREEDY, fake_config, fake_tokens, ids, require_idle, vocab_size
-from pydantic import ValidationError
 
 from pluglm import Engine, RequestOutput, RunConfig, SamplingParams
 from pluglm.kernel.errors import RequestError
@@ -205,7 +204,7 @@ def test_seeds_are_reported_and_repeat_the_draw(engine: Engine) -> None:
     ids=str,
 )
 def test_parameters_of_another_type_are_refused_not_converted(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError, match="valid"):
+    with pytest.raises(RequestError, match=f"^SamplingParams: {next(iter(wrong))}"):
         SamplingParams(**wrong)
 
 

@@ -197,7 +197,7 @@ def test_a_library_that_does_not_load_is_built_anew(contents: bytes, tmp_path: P
 
 
 @pytest.mark.usefixtures("has_compiler")
-def test_what_does_not_load_when_it_is_new_is_remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_does_not_load_when_it_is_new_is_built_twice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     builds: list[Path] = []
 
     def build_nothing(compiler: str, level: Any, target: Path) -> None:
@@ -206,7 +206,7 @@ def test_what_does_not_load_when_it_is_new_is_remembered(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(build, "_compile", build_nothing)
     for _ in range(2):
-        with pytest.raises(build.NativeBuildError, match=r"does not load: .*; to try again, delete \*\.failed in"):
+        with pytest.raises(build.NativeBuildError, match=r"does not load: .*; to have it built once more, delete it"):
             NativeTools(1, "baseline", cache=tmp_path)
     assert len(builds) == 2  # the first, and the one that was to mend it
 

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_cases import GREEDY, fake_config, ids
+from engine_cases import GREEDY, fake_config, ids, write_plugin
 
 from pluglm import Engine, RunConfig
 from pluglm.assembly.memory_plan import MemoryPlan
 from pluglm.backends.cpu import CpuBackend
 from pluglm.cli.main import main
-from pluglm.kernel.errors import ConfigError
+from pluglm.kernel.errors import ConfigError, PluginError
 from pluglm.weights.safetensors import SafetensorsCheckpoint
 
 MIB = 1 << 20
@@ -104,6 +104,60 @@ def test_a_second_model_counts_too(tiny_model: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(CpuBackend, "free_memory", lambda self: 1_000_000)
     with pytest.raises(ConfigError, match="MiB are free"):
         Engine(drafted)
+
+
+DRAFTER = """
+from pluglm.kernel.interfaces.component import ComponentConfig
+from pluglm.kernel.interfaces.drafter import Drafter, Proposal
+
+class Silent(Drafter):
+    interface_version = 2
+
+    def __init__(self, config, context):
+        pass
+
+    def propose(self, requests):
+        return [Proposal([]) for _ in requests]
+
+    def observe(self, sequence_id, num_accepted, token_ids):
+        pass
+
+    def release(self, sequence_id):
+        pass
+
+class OfTwo(Silent):
+    @classmethod
+    def most_tokens(cls, config):
+        return 2
+
+class OfWords(Silent):
+    @classmethod
+    def most_tokens(cls, config):
+        return "two"
+
+class Raising(Silent):
+    @classmethod
+    def most_tokens(cls, config):
+        return 1 // 0
+"""
+
+
+def test_rows_are_planned_for_as_many_drafts_as_a_drafter_says(tiny_model: Path, tmp_path: Path) -> None:
+    """One that says nothing may propose as much as a step has tokens."""
+    write_plugin(tmp_path, DRAFTER)
+
+    def rows(drafter: str | None, num_seats: int = 4, num_tokens: int = 64) -> int:
+        data = config(tiny_model, max_num_seqs=num_seats, max_step_tokens=num_tokens).model_dump()
+        with Engine(RunConfig.from_dict({**data, "drafter": drafter}, folder=tmp_path)) as engine:
+            assert engine.memory_plan is not None
+            return engine.memory_plan.logit_rows
+
+    assert (rows(None), rows("plugin:OfTwo"), rows("plugin:Silent")) == (4, 12, 64)
+    assert rows("plugin:OfTwo", num_seats=40) == 64
+    with pytest.raises(PluginError, match=r"most_tokens\(\) must return an int from 0, not 'two'"):
+        rows("plugin:OfWords")
+    with pytest.raises(PluginError, match=r"most_tokens\(\) raised ZeroDivisionError"):
+        rows("plugin:Raising")
 
 
 def test_a_quantizer_makes_the_plan_smaller(tiny_model: Path) -> None:

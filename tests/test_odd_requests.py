@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from engine_cases import GREEDY, fake_config, fake_tokens, ids, real_config, require_idle, vocab_size
-from pydantic import ValidationError
 
 from pluglm import Engine, PluglmError, SamplingParams
+from pluglm.kernel import sampling_params as kernel
 from pluglm.kernel.errors import RequestError
 
 LONE = "\ud800"  # a surrogate without its partner
@@ -56,7 +56,7 @@ def test_the_ends_of_what_is_allowed_are_served(tiny_model: Path, scheduler: Any
 
 
 def test_a_number_of_tokens_that_python_does_not_print_is_refused() -> None:
-    with pytest.raises(ValidationError, match="less than"):
+    with pytest.raises(RequestError, match=r"^SamplingParams: max_tokens: .* less than .* \(got one of type int\)$"):
         SamplingParams(max_tokens=10**5000)
 
 
@@ -147,7 +147,11 @@ def test_the_log_says_which_output_a_token_belongs_to(tiny_model: Path, tmp_path
         ({"bad_words": "blue"}, "bad_words"),
         ({"tempreture": 1.0}, "temperature"),
         ({"mirostat": 2, "min_p": 0.1}, "mirostat"),
+        ({"best_of": 2, "n": "x"}, "n: "),
+        ({"best_of": 2, "logprobs": "x", "prompt_logprobs": "y"}, "logprobs"),
+        ({"grammar": SamplingParams(grammar={"regex": "a"}).grammar.model_copy(update={"kind": 3})}, "grammar.kind"),
     ],
+    ids=str,
 )
 def test_params_changed_by_a_copy_are_checked(tiny_model: Path, update: dict[str, Any], says: str) -> None:
     good = SamplingParams(temperature=0.0, max_tokens=2)
@@ -158,3 +162,35 @@ def test_params_changed_by_a_copy_are_checked(tiny_model: Path, update: dict[str
     assert says in bad.error
     assert "\n" not in bad.error
     assert other.finish_reason in ("stop", "length")
+
+
+@pytest.mark.parametrize("kind", [SamplingParams, kernel.SamplingParams])
+def test_so_are_those_of_one_request(tiny_model: Path, kind: type[kernel.SamplingParams]) -> None:
+    with Engine(fake_config(tiny_model)) as engine:
+        for call in (engine.submit, engine.stream):
+            with pytest.raises(RequestError, match="params: n: "):
+                call(ids(5), kind(max_tokens=2).model_copy(update={"n": "x"}))
+        require_idle(engine)
+
+
+def test_a_refused_output_has_an_id_of_its_own(tiny_model: Path) -> None:
+    with Engine(fake_config(tiny_model)) as engine:
+        outputs = engine.generate([ids(5), ids(), ids(6)], GREEDY)
+        assert [one.request_id for one in outputs] == ["request-0", "request-1", "request-2"]
+        assert [one.finish_reason for one in outputs] == ["length", "refused", "length"]
+
+
+def test_whoever_takes_the_id_of_a_refused_request_keeps_it(tiny_model: Path) -> None:
+    """It is free again at once, while the others of the batch still run."""
+    taken = list[str]()
+
+    def take(what: str, done: int, total: int) -> None:
+        taken.extend([] if taken else [engine.submit(ids(7, 8, 9), GREEDY, request_id="request-1")])
+
+    with Engine(fake_config(tiny_model)) as engine:
+        outputs = engine.generate([ids(5), ids()], GREEDY.model_copy(update={"best_of": 2}), progress=take)
+        assert [one.finish_reason for one in outputs] == ["length", "refused"]
+        assert outputs[1].completions == []
+        tokens = [token for event in engine.events(*taken) for token in event.token_ids]
+        assert tokens == fake_tokens([7, 8, 9], 8, vocab_size(engine))
+        require_idle(engine)

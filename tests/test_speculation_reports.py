@@ -55,15 +55,11 @@ TESTED: dict[int, tuple[str, str, str]] = {
     ),
     27: (
         "Automodel #2447, vllm #50158",
-        "plugins/spec_decode/tests/test_universal_drafter.py",
-        "test_what_is_said_comes_back_in_the_targets_ids",
+        "tests/test_speculation_metrics.py",
+        "test_drafts_that_are_hardly_ever_kept_are_told_once",
     ),
     28: ("vllm #49548", "plugins/spec_decode/tests/test_draft_length.py", "test_near_break_even_it_does_not_flap"),
-    29: (
-        "llama.cpp #3919",
-        "plugins/spec_decode/tests/test_draft_length.py",
-        "test_the_limit_has_the_best_speedup_while_it_pays",
-    ),
+    29: ("llama.cpp #3919", "tests/test_speculation_metrics.py", "test_a_run_counted_by_hand"),
 }
 WITHOUT_COUNTERPART: dict[int, tuple[str, str]] = {
     13: ("vllm #42722", "every window ends with a token of the target, so no output of it is empty"),

@@ -22,6 +22,9 @@ from pluglm import Engine, RunConfig, SamplingParams
 from pluglm.assembly.registry import list_entries
 from pluglm.assembly.resolving import SLOTS
 from pluglm.kernel.errors import PluginError
+from pluglm_spec_decode.heads.module import DraftHead
+from pluglm_spec_decode.heads.settings import head_config
+from pluglm_spec_decode.heads.teacher import load_teacher
 
 PROMPTS = ([9, 41, 77, 12, 30, 5, 18], [23], [60, 61, 62, 60, 61, 62, 60, 61])
 NUM_TOKENS = 12
@@ -42,6 +45,8 @@ def expected_refusal(names: dict[str, str]) -> str | None:
     """The pairs that cannot work, and what the message must say; anything else has to run."""
     if names.get("backend") == "fake" and "quantizer" in names:
         return "backend 'fake'.*computes no weights"
+    if names.get("backend") == "fake" and names.get("drafter") in HEADS:
+        return f"drafter '{names['drafter']}' reads the model's hidden states, and the backend gives none"
     if "engine" in names and names.get("attention") == "sdpa":
         return "attention 'sdpa'.*cannot run with engine.deterministic"
     if "engine" in names and names.get("backend") == "cuda":
@@ -56,6 +61,7 @@ def pair_id(pair: tuple[Choice, Choice]) -> str:
 
 
 DRAFT_MODELS = ("draft_model", "universal")
+HEADS = {"eagle_head": "eagle", "mtp_head": "mtp"}
 
 
 def config_of(model: Path, draft: Path, pair: tuple[Choice, Choice]) -> RunConfig:
@@ -70,6 +76,7 @@ def config_of(model: Path, draft: Path, pair: tuple[Choice, Choice]) -> RunConfi
             data["attention"] = data.get("attention", {"use": "naive"})
         else:
             more = {"self_layers": {"num_layers": 1}, **{one: {"model": str(draft)} for one in DRAFT_MODELS}}
+            more |= {one: {"model": str(draft.with_name(kind))} for one, kind in HEADS.items()}
             data[slot] = {"use": name, **options, **more.get(name, {})}
     return RunConfig.from_dict(data)
 
@@ -111,9 +118,12 @@ def fake_tokens(prompt: list[int], vocab_size: int) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def draft(make_tiny_model: Callable[..., Path]) -> Path:
-    """Another model with the same tokenizer, so that most of its drafts are refused."""
-    return make_tiny_model("draft", seed=1)
+def draft(make_tiny_model: Callable[..., Path], tiny_model: Path) -> Path:
+    """Another model with the same tokenizer, so that most of its drafts are refused; random heads beside it."""
+    model = make_tiny_model("draft", seed=1)
+    for kind in HEADS.values():
+        DraftHead(head_config(kind, load_teacher(str(tiny_model)).spec)).save(model.with_name(kind))
+    return model
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=pair_id)

@@ -13,7 +13,7 @@ from law_cases import NUM_TOKENS, PARAMS, final_row, params_of
 
 from pluglm import Engine, SamplingParams
 from pluglm.assembly.resolving import resolve
-from pluglm.kernel.errors import IncompatibleError, PluginError
+from pluglm.kernel.errors import IncompatibleError, PluginError, RequestError
 from pluglm.testing.lossless_filters import PROMPT
 
 DRAWS = {"use": "draft_model", "model": "x", "draws": True}
@@ -151,5 +151,5 @@ def test_processed_logprobs_are_refused_where_the_sampler_has_no_final_rows(tiny
 
 
 def test_a_mode_without_logprobs_is_refused() -> None:
-    with pytest.raises(ValueError, match="shows nothing without logprobs"):
+    with pytest.raises(RequestError, match="shows nothing without logprobs"):
         SamplingParams(logprobs_mode="processed")

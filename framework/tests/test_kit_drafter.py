@@ -183,6 +183,34 @@ def test_a_broken_drafter_fails_exactly_its_check(name: str) -> None:
     assert report.failed == (name,), str(report)
 
 
+class Bounded(LookupDrafter):
+    @classmethod
+    def most_tokens(cls, config: Any) -> int:
+        return 5
+
+    def one(self, request: DraftRequest) -> list[int]:
+        return super().one(request)[:5]
+
+
+class BeyondItsBound(Bounded):
+    def one(self, request: DraftRequest) -> list[int]:
+        return LookupDrafter.one(self, request)[:6]
+
+
+class BoundedByAFloat(Bounded):
+    @classmethod
+    def most_tokens(cls, config: Any) -> Any:
+        return 5.0
+
+
+def test_one_that_states_a_bound_keeps_to_it() -> None:
+    report = run_checks(drafter_checks(Bounded))
+    assert report.ok, str(report)
+    assert {outcome.name for outcome in report.outcomes} == COMMON | set(BROKEN) | {"proposals_stay_below_the_bound"}
+    for broken in (BeyondItsBound, BoundedByAFloat):
+        assert run_checks(drafter_checks(broken)).failed == ("proposals_stay_below_the_bound",)
+
+
 class Shares(SharesOutcomes):
     @classmethod
     def capabilities(cls, config: Any) -> Capabilities:

@@ -256,6 +256,33 @@ def test_a_broken_sampler_fails_exactly_its_check(name: str) -> None:
     assert report.failed == (name,), str(report)
 
 
+class Early(InverseSampler):
+    @classmethod
+    def check_early(cls, config: ComponentConfig, params: SamplingParams, parts: Sequence[type[Any]]) -> str | None:
+        return "top_k is not known here" if params.top_k > 0 else None
+
+
+class RefusesTooMuchEarly(Early):
+    @classmethod
+    def check_early(cls, config: ComponentConfig, params: SamplingParams, parts: Sequence[type[Any]]) -> str | None:
+        return None if params.greedy else "this sampler is greedy only"
+
+
+class RefusesEarlyInTwoLines(Early):
+    @classmethod
+    def check_early(cls, config: ComponentConfig, params: SamplingParams, parts: Sequence[type[Any]]) -> str | None:
+        return "top_k is not known here\nsorry" if params.top_k > 0 else None
+
+
+def test_what_a_sampler_says_early_holds_later() -> None:
+    report = run_checks(sampler_checks(Early))
+    assert report.ok, str(report)
+    assert {outcome.name for outcome in report.outcomes} == COMMON | set(BROKEN) | {"early_refusals_hold_later"}
+    for broken in (RefusesTooMuchEarly, RefusesEarlyInTwoLines):
+        report = run_checks(sampler_checks(broken))
+        assert report.failed == ("early_refusals_hold_later",), str(report)
+
+
 class OneTemperature(InverseSampler):
     def check(self, params: SamplingParams) -> str | None:
         return None if params.temperature in (0.0, 1.0) else "this sampler knows no temperature"

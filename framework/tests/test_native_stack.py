@@ -110,6 +110,16 @@ def make_step(tools: NativeTools, dtype: torch.dtype, rows: int, offers: bool = 
     return StepAttention(attention, [plan], (), store), store
 
 
+def make_prompt(tools: NativeTools, rows: int) -> tuple[StepAttention, Store]:
+    """All tokens of one sequence, in bfloat16."""
+    table = tuple(range(-(-rows // BLOCK)))
+    segment = Segment(sequence_id=0, query_start=0, num_query=rows, num_context=0, block_table=table)
+    attention: Any = Attending(tools, True)
+    store: Any = Store(torch.bfloat16, len(table))
+    plan = attention.plan(AttentionBatch(segments=(segment,), slots_T=torch.arange(rows), block_size=BLOCK))
+    return StepAttention(attention, [plan], (), store), store
+
+
 def one_by_one(
     layers: Sequence[Any], x: torch.Tensor, angles: list[torch.Tensor], attend: StepAttention
 ) -> torch.Tensor:
@@ -142,6 +152,22 @@ def test_one_call_gives_the_bits_of_the_layers_one_by_one(
     assert result is not None
     assert torch.equal(result, one_by_one(layers, x, angles, plain))
     assert torch.equal(x, before)
+    for ours, theirs in zip(stored.tensors, expected.tensors, strict=True):
+        assert all(map(torch.equal, ours, theirs))
+
+
+@pytest.mark.parametrize("level", [level for level in RUNNABLE if level == "avx512_bf16"])
+def test_one_call_gives_the_bits_of_the_layers_one_by_one_for_a_prompt(native_tools: Tools, level: str) -> None:
+    tools, rows = native_tools(level), 70
+    fuser, layers = make_layers(tools, torch.bfloat16)
+    stack = fuser.stack(layers, ROPES)
+    assert stack is not None
+    x = random(rows, WIDTH, seed=5).bfloat16()
+    angles = [random(rows, 1, HEAD_DIM, seed=20 + i).bfloat16() for i in range(4)]
+    (attend, stored), (plain, expected) = (make_prompt(tools, rows) for _ in range(2))
+    result = stack(x, angles, attend)
+    assert result is not None
+    assert torch.equal(result, one_by_one(layers, x, angles, plain))
     for ours, theirs in zip(stored.tensors, expected.tensors, strict=True):
         assert all(map(torch.equal, ours, theirs))
 

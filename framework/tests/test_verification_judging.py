@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from pluglm.verification import reference
+from pluglm.verification import Windows, reference, reproducible
 from pluglm.verification.judging import Run, judged_rows, verify
 from pluglm.verification.randomness import Purpose, uniform, window_uniforms
 
@@ -70,6 +70,36 @@ def test_runs_are_those_of_the_plain_rules(rule: str, seed: int) -> None:
             expected = [drawn[one] for one in span][: matches.index(False) + 1]
         assert run == Run(span.start, expected, len(expected) - 1)
         row = span.stop
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_comparing_draws_is_the_rule_reproducible(seed: int) -> None:
+    """Both on the same rows and coins: draws made beforehand, as the sampler makes them, and the rule that draws."""
+    generator = np.random.default_rng(seed)
+    counts = generator.integers(0, 5, 12).tolist()
+    target_TV = torch.from_numpy(generator.dirichlet(np.full(WIDTH, 0.3), sum(counts) + len(counts))).float()
+    coins_T, first = generator.random(len(target_TV)).clip(1e-9), np.cumsum([0, *(count + 1 for count in counts)])
+    drawn = [reference.pick(row_V, coin) for row_V, coin in zip(target_TV.double().numpy(), coins_T, strict=True)]
+    drafted, expected = list[Window](), list[Run]()
+    for number, (start, count) in enumerate(zip(first.tolist(), counts, strict=False)):
+        is_drawn = generator.random(count) < 0.8
+        drafts = np.where(is_drawn, drawn[start : start + count], generator.integers(0, WIDTH, count)).tolist()
+        drafted.append(Window(tuple(drafts), None, (seed, number, 0)))
+        *coins, recover = coins_T[start : start + count + 1].tolist()
+        span_TV = target_TV[start : start + count + 1].double().numpy()
+        run = reference.reproducible(span_TV, drafts, None, coins, recover)
+        expected.append(Run(start, run, len(run) - 1))
+    is_bonus_T = np.isin(np.arange(len(target_TV)), first[1:] - 1)
+    windows = Windows(
+        num_drafts=counts,
+        drafts_D=torch.tensor([draft for one in drafted for draft in one.drafts]),
+        target_TV=target_TV,
+        proposal_DV=None,
+        coins_D=torch.from_numpy(coins_T[~is_bonus_T]),
+        recover_S=torch.from_numpy(coins_T[is_bonus_T]),
+    )
+    assert reproducible(windows).runs(windows) == [run.token_ids for run in expected]
+    assert verify("reproducible", drafted, dict(enumerate(drawn)), {}) == expected
 
 
 def test_nothing_is_judged_under_reproducible() -> None:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Generator, Iterator, Mapping, Sequenc
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
@@ -62,7 +63,7 @@ class Engine:
         self._core = EngineCore(replace(parts, runner=self._extras.runner))
         self._lock = threading.RLock()
         self._inboxes: dict[str, list[Event]] = {}
-        self._next_id = 0
+        self._numbers = count()  # of request ids
         self._closed = self._hooks_may_run = False
         self._to_cancel: list[str] = []  # asked for while a step was on its way
         self._dropped: deque[str] = deque()  # nobody reads these any more
@@ -143,10 +144,7 @@ class Engine:
             return request
 
     def _new_id(self) -> str:
-        while (request_id := f"request-{self._next_id}") in self._inboxes:
-            self._next_id += 1
-        self._next_id += 1
-        return request_id
+        return next(name for number in self._numbers if (name := f"request-{number}") not in self._inboxes)
 
     def cancel(self, request_id: str) -> bool:
         """End a request; its last event has finish_reason `cancelled`. False when it is not running."""
@@ -232,10 +230,8 @@ class Engine:
         with self._turn():
             if not self._inbox(request_id):
                 self.step()
-            inbox = self._inbox(request_id)  # again: another reader may have dropped it
-            taken = list(inbox)
-            inbox.clear()
-            return taken
+            self._inbox(request_id)  # again: another reader may have dropped it
+            return self._waiting_events(request_id)
 
     def _inbox(self, request_id: str) -> list[Event]:
         if (inbox := self._inboxes.get(request_id)) is None:
@@ -331,20 +327,24 @@ class Engine:
             for prompt, one in zip(todo, each_params, strict=True):
                 outputs.append(self._start(prompt, one))
             self._finish(outputs, progress, unwanted)
-            self._extras.complete(outputs, each_params)
+            self._extras.complete(outputs)
         finally:
             for output in outputs:
-                if output.request_id:
+                if output.seed is not None:  # else it was refused, and its id may be another's by now
                     self._drop(output.request_id)
         return outputs
 
     def _start(self, prompt: Prompt, params: SamplingParams) -> RequestOutput:
+        request_id = ""
         try:
-            request = self._submit(prompt, params, None, Options())
+            with self._turn():
+                request_id = self._new_id()
+                request = self._submit(prompt, params, request_id, Options())
         except (RequestError, TokenizerError) as error:
-            return RequestOutput("", [], finish_reason="refused", error=str(error))
+            request_id = request_id or self._new_id()  # in a fork there are no turns
+            return RequestOutput(request_id, [], finish_reason="refused", error=str(error))
         except ComponentFailure as failure:
-            return RequestOutput("", [], finish_reason="error", error=str(failure))
+            return RequestOutput(request_id, [], finish_reason="error", error=str(failure))
         return RequestOutput(request.request_id, list(request.prompt_token_ids), seed=request.seed)
 
     def _finish(self, outputs: list[RequestOutput], progress: Progress, unwanted: threading.Event) -> None:

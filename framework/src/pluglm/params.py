@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import Field, StrictBool, StrictInt, model_validator
 
+from pluglm.assembly.validation import OneLineErrors
 from pluglm.kernel import sampling_params as kernel
 from pluglm.kernel.errors import RequestError
 
@@ -15,14 +16,16 @@ if TYPE_CHECKING:
 Word = Annotated[str, Field(min_length=1)]
 
 
-class SamplingParams(kernel.SamplingParams):
-    """How one request is sampled. Frozen; a wrong value is refused when the object is made.
+class SamplingParams(kernel.SamplingParams, OneLineErrors):
+    """How one request is sampled. Frozen; a wrong value raises RequestError when the object is made.
 
     Beside what the kernel's parameters say (see its bases): bad_words are words that must not come, with a space or
     without. best_of draws so many outputs, of which the n with the highest mean raw log-probability a token come back,
     best first; it does not stream. prompt_logprobs k adds the raw log-probability of each prompt token and the k most
     likely ones of its place. echo puts the prompt's text before that of each output.
     """
+
+    refusal = RequestError
 
     bad_words: tuple[Word, ...] = ()
     best_of: StrictInt | None = Field(default=None, ge=1, le=1024)
@@ -40,9 +43,6 @@ class SamplingParams(kernel.SamplingParams):
         if self.bad_words and self.search is not None:
             raise ValueError("a search takes no bad_words; leave them out")
         return self
-
-
-OWN_FIELDS = tuple(name for name in SamplingParams.model_fields if name not in kernel.SamplingParams.model_fields)
 
 
 def as_given(params: kernel.SamplingParams) -> SamplingParams:

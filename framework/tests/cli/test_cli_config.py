@@ -37,6 +37,46 @@ def test_each_value_says_where_it_came_from(pluglm, fake_config: Path):
     assert origins["drafter"] == "default"
 
 
+@pytest.mark.parametrize(
+    ("sampler", "sets", "preset", "steps"),
+    [
+        ("{use: chain}", (), "component default", "component default"),
+        ("{preset: vllm}", (), "file", "follows from other keys"),
+        ("{steps: [top_k]}", (), "component default", "file"),
+        ("{use: chain}", ("sampler.preset=joint",), "--set", "follows from other keys"),
+        ("{use: chain}", ("sampler.steps=[]",), "component default", "--set"),
+    ],
+)
+def test_steps_of_a_preset_do_not_look_as_if_they_were_given(
+    pluglm, fake_config: Path, sampler: str, sets: tuple[str, ...], preset: str, steps: str
+):
+    fake_config.write_text(fake_config.read_text().replace("sampler: {use: chain}", f"sampler: {sampler}"))
+    out = pluglm("config", "show", fake_config, *(word for one in sets for word in ("--set", one))).out
+    origins = _origins(out)
+    assert (origins["sampler.preset"], origins["sampler.steps"]) == (preset, steps)
+
+
+@pytest.mark.parametrize(
+    ("line", "sets", "origin"),
+    [
+        ("kv: {use: paged, block_size: 16}", (), "file"),
+        ("kv: paged", (), "file"),
+        ("kv: {block_size: 16}", (), "default"),
+        ("", (), "default"),
+        ("", ("kv.block_size=8",), "default"),
+        ("kv: {block_size: 16}", ("kv.use=paged",), "--set"),
+        ("kv: {block_size: 16}", ("kv={use: paged}",), "--set"),
+        ("kv: {use: paged}", ("kv.block_size=8",), "file"),
+    ],
+)
+def test_a_component_that_nobody_named_is_a_default(
+    pluglm, fake_config: Path, line: str, sets: tuple[str, ...], origin: str
+):
+    fake_config.write_text(fake_config.read_text().replace("kv: {use: paged, block_size: 16}", line))
+    out = pluglm("config", "show", fake_config, *(word for one in sets for word in ("--set", one))).out
+    assert _origins(out)["kv.use"] == origin
+
+
 def test_auto_says_what_it_chose_and_what_it_passed_over(pluglm, fake_config: Path):
     out = pluglm("config", "show", fake_config, "--set", "backend.use=auto").out
     run = resolve(RunConfig.from_file(fake_config, {"backend.use": "auto"}))
@@ -97,3 +137,41 @@ def test_check_names_a_pair_that_cannot_work_together(pluglm, fake_config: Path)
     assert outcome.code == 2
     assert "backend 'fake'" in outcome.error_lines[0]
     assert "quantizer 'int8'" in outcome.error_lines[0]
+
+
+@pytest.mark.parametrize(
+    ("sets", "message"),
+    [
+        (("sampler={steps: [top_k]}", "sampling.top_p=0.5"), "sampling: top_p=0.5 needs a logits step that is not in"),
+        (("sampler.preset=vllm", "sampling.mirostat=2"), "sampling: mirostat=2 needs a logits step that is not in"),
+        (("sampler=greedy",), "sampling: temperature=1.0 needs sampling: set temperature: 0 or sampler: chain"),
+        (("sampling.grammar={regex: a}",), "sampling.grammar: no grammar is configured; add `grammar: {use: llg"),
+        (("sampling.search={width: 2}",), "sampling.search: no search is configured; add `search: {use: beam}`"),
+        (("sampling.search={width: 2}", "search=beam"), "sampling.search: a search draws nothing; set sampling.temp"),
+        (("engine.plan_ahead=true", "backend=cpu"), "engine.plan_ahead: backend 'cpu' computes on the thread that"),
+        (("engine.plan_ahead=true", "backend=cuda", "scheduler=fair"), "engine.plan_ahead: scheduler 'fair' cannot"),
+        (("engine.plan_ahead=true", "backend=cuda", "drafter=ngram"), "engine.plan_ahead: drafter 'ngram' has its"),
+    ],
+    ids=str,
+)
+def test_check_tells_what_a_run_would_refuse(pluglm, fake_config: Path, sets: tuple[str, ...], message: str):
+    outcome = pluglm("config", "check", fake_config, *(word for one in sets for word in ("--set", one)))
+    assert outcome.code == 2
+    assert message in outcome.error_lines[0]
+    assert len(outcome.error_lines) == 1
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        ("sampler=greedy", "sampling.temperature=0"),
+        ("sampler.steps=[]",),
+        ("sampling.grammar={regex: a}", "grammar=llguidance"),
+        ("sampling.search={width: 2}", "search=beam", "sampling.temperature=0"),
+        ("engine.plan_ahead=true", "backend=cuda"),
+        ("engine.plan_ahead=auto", "backend=cpu"),
+    ],
+    ids=str,
+)
+def test_and_nothing_else(pluglm, fake_config: Path, sets: tuple[str, ...]):
+    assert pluglm("config", "check", fake_config, *(word for one in sets for word in ("--set", one))).code == 0

@@ -96,7 +96,7 @@ def test_a_component_that_fails_while_running_is_exit_1_by_name(pluglm, fake_con
     (fake_config.parent / "raising.py").write_text(RAISING_SAMPLER)
     outcome = pluglm("run", fake_config, "--prompt", "x", "--set", "sampler.use=raising.py:Raising")
     assert outcome.code == 1
-    assert "--prompt: error: sampler 'raising.py:Raising' raised ZeroDivisionError: by design" in outcome.err
+    assert outcome.error_lines == ["error: --prompt: sampler 'raising.py:Raising' raised ZeroDivisionError: by design"]
     assert "Traceback" not in outcome.err
 
 

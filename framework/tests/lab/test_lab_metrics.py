@@ -7,6 +7,7 @@ import pytest
 from pluglm.lab.metrics import Targets, summarize, summarize_groups
 from pluglm.lab.replay import Outcome
 from pluglm.lab.trace import TraceRequest
+from pluglm.verification.counts import SpeculationCounts
 
 
 def outcome(arrival: float, first: float | None, end: float, num_output: int = 5, reason="length", **fields) -> Outcome:
@@ -37,6 +38,18 @@ def test_percentiles_are_interpolated_over_completed_requests():
     outcomes.append(outcome(0.0, 5000.0, 6000.0, reason="cancelled"))
     times = summarize(outcomes, Targets()).ttft
     assert (times.p50, times.p90, times.p99, times.mean) == (51.0, 91.0, 100.0, 51.0)
+
+
+def test_drafts_of_all_requests_add_up():
+    """4 windows of 5 tokens and 1 of 3; one request was refused. Two of three first drafts, one of two second ones."""
+    long = SpeculationCounts(num_windows=4, num_tokens=5, drafted_by_position=(2, 1), accepted_by_position=(1, 0))
+    short = SpeculationCounts(num_windows=1, num_tokens=3, drafted_by_position=(1, 1), accepted_by_position=(1, 1))
+    outcomes = [outcome(0.0, 1.0, 5.0, speculation=one) for one in (long, short)]
+    outcomes.append(outcome(0.0, None, 0.0, num_output=0, reason="refused"))
+    summary = summarize(outcomes, Targets())
+    assert summary.speculation.tokens_per_step == 8 / 5
+    assert summary.speculation.acceptance_by_position == (2 / 3, 1 / 2)
+    assert summary.to_json()["speculation"]["accepted_per_step"] == 3 / 5
 
 
 def test_goodput_counts_what_kept_its_targets_and_its_deadline():

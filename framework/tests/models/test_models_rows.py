@@ -6,6 +6,7 @@ Authority: bit equality with the same row computed alone, and transformers' form
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -91,6 +92,26 @@ def test_no_arithmetic_on_rows_happens_outside_map_rows(kit: Any, family: str) -
     with watch, torch.inference_mode():
         session.model.logits(session.model.forward(inputs, watch.inside(session.attention)))
     assert watch.found == []
+
+
+def pick(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    return x.index_select(0, rows)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("rows", [[], [12], [3, 20, 19], list(range(21))], ids=len)
+def test_rows_with_logits_alone_have_the_bits_of_all_rows(kit: Any, family: str, rows: list[int]) -> None:
+    """In tiles, where a row's bits depend on nothing else; keys and values are stored for all rows all the same."""
+    model = kit.build(family, sliding_window=6, tie_word_embeddings=True).load(map_rows=map_tiles)
+    prompt, after = kit.prompt(21, seed=1), kit.prompt(3, seed=2)
+    whole, some = kit.Session(model), kit.Session(model)
+    inputs = [one.inputs([(1, prompt, 0)]) for one in (whole, some)]
+    wanted = torch.tensor(rows, dtype=torch.int64)
+    with torch.inference_mode():
+        hidden_TD = model.forward(inputs[0], whole.attention)
+        hidden_RD = model.forward_rows(replace(inputs[1], logit_rows_R=wanted), some.attention, pick)
+    assert torch.equal(hidden_RD, hidden_TD[rows])
+    assert torch.equal(some.step([(1, after, 21)])[0], whole.step([(1, after, 21)])[0])
 
 
 def test_loading_and_running_leave_the_callers_inputs_alone(kit: Any) -> None:

@@ -159,12 +159,29 @@ def test_a_written_table_is_read_over_the_default(tmp_path: Path) -> None:
             "no known kernel",
         ),
         ('{"kernel": "decode", "capability": 90, "head_dim": 64, "rows": 1}', "rows"),
+        (
+            '{"kernel": "decode", "capability": 90, "head_dim": 64, '
+            '"block_m": 0, "block_n": 16, "num_warps": 4, "num_stages": 1}',
+            "whole numbers from 1",
+        ),
+        ("3", "is no table of launch configs"),
     ],
 )
 def test_a_table_with_a_bad_entry(tmp_path: Path, entry: str, message: str) -> None:
     (tmp_path / "t.json").write_text(f'{{"device": "d", "entries": [{entry}]}}')
     with pytest.raises(ValueError, match=message):
         read_table(tmp_path / "t.json")
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"entries": 3}', "\N{BYTE ORDER MARK}{", None])
+def test_a_file_that_is_no_table(tmp_path: Path, text: str | None) -> None:
+    path = tmp_path / "t.json"
+    if text is not None:
+        path.write_text(text, encoding="utf-8")
+    says = "cannot be read: No such file" if text is None else "is no table of launch configs"
+    with pytest.raises(ValueError, match=f"t.json {says}") as caught:
+        read_table(path)
+    assert "\n" not in str(caught.value)
 
 
 def test_plans_and_tables_import_no_triton() -> None:

@@ -50,10 +50,12 @@ def test_the_default_is_the_preset_of_that_name() -> None:
 
 
 def test_an_order_of_ones_own_goes_without_a_preset() -> None:
-    assert names(steps=["top_k"]) == names(preset="default", steps=["top_k"]) == ("top_k",)
-    with pytest.raises(ValidationError, match="preset vllm has steps of its own; leave out preset or steps"):
-        ChainConfig.model_validate({"preset": "vllm", "steps": ["top_k"]})
-    for wrong in ("VLLM", None, ["vllm"]):
+    assert names(steps=["top_k"]) == names(preset=None, steps=["top_k"]) == ("top_k",)
+    for preset in PRESETS:
+        assert names(preset=preset, steps=PRESETS[preset]) == PRESETS[preset]  # as `config show` prints it
+        with pytest.raises(ValidationError, match=f"preset {preset} has steps of its own; leave out preset or steps"):
+            ChainConfig.model_validate({"preset": preset, "steps": ["top_k"]})
+    for wrong in ("VLLM", "", ["vllm"]):
         with pytest.raises(ValidationError, match="preset"):
             ChainConfig.model_validate({"preset": wrong})
 

@@ -63,6 +63,20 @@ def test_a_parameter_without_its_step_is_refused_at_admission(params: dict[str, 
     assert chain(5).check(SamplingParams(**params)) is None
 
 
+@pytest.mark.parametrize("steps", [None, ["top_p"], ["temperature", {"use": "repetition_penalty", "window": 3}], []])
+def test_what_is_refused_at_admission_is_refused_early(steps: list[Any] | None) -> None:
+    """By the classes of the steps alone, in the same words."""
+    config = ChainConfig.model_validate({} if steps is None else {"steps": steps})
+    parts = [resolve(kind, name, dict(options))[0] for kind, name, options in ChainSampler.uses(config)]
+    late = chain(5) if steps is None else chain(5, steps=steps)
+    refused = 0
+    for name, value in {"top_k": 5, "top_p": 0.5, "temperature": 0.5, "repetition_penalty": 2.0, "mirostat": 2}.items():
+        params = SamplingParams.model_validate({name: value})
+        assert ChainSampler.check_early(config, params, parts) == late.check(params)
+        refused += late.check(params) is not None
+    assert refused == (0 if steps is None else 5 - len([*parts]))
+
+
 def test_greedy_sampler_refuses_what_it_would_ignore() -> None:
     sampler = GreedySampler(ComponentConfig(), context(4))
     logits_RV = torch.tensor([[0.0, 2.0, 2.0, 1.0]])
@@ -72,6 +86,7 @@ def test_greedy_sampler_refuses_what_it_would_ignore() -> None:
         (SamplingParams(temperature=0, presence_penalty=1), "pres"),
     ):
         assert str(sampler.check(params)).startswith(named)
+        assert GreedySampler.check_early(ComponentConfig(), params, ()) == sampler.check(params)
         with pytest.raises(RequestError, match=named):
             sampler.sample(logits_RV, [row(params)])
 

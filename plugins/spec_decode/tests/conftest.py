@@ -6,21 +6,32 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from pluglm.arguments import silent
+from pluglm.backends.cpu import CpuBackend
 from pluglm.kernel.core import Chunk, ModelInput, Segment
 from pluglm.kernel.errors import PluginError
+from pluglm.kernel.interfaces.backend import BackendContext
 from pluglm.kernel.interfaces.component import BuildContext
 from pluglm.kernel.interfaces.drafter import DraftRequest
 from pluglm.kernel.interfaces.kv import KVManager
 from pluglm.kernel.interfaces.model import LayerSpec, ModelSpec
+from pluglm.kernel.runner import ModelRunner
 from pluglm.kv.contiguous import ContiguousKV
 from pluglm.kv.paged import PagedKV
+from pluglm.testing.context import make_context, resolve_component
 from pluglm.testing.drafter import ids_of
+from pluglm.weights.open import open_checkpoint
 from pluglm_spec_decode.draft_model import DraftModelDrafter
+from pluglm_spec_decode.heads.model import DraftHeadModel
+from pluglm_spec_decode.heads.module import DraftHead
+from pluglm_spec_decode.heads.settings import head_config
 
 NUM_TOKENS, NUM_LOGITS = 50, 64  # ids of the tokenizer; rows of the head, whose padding is always the most likely
 MAX_POSITION = 60
@@ -206,3 +217,43 @@ def named_tokens() -> Callable[..., NamedTokens]:
 @pytest.fixture
 def plain_context() -> BuildContext:
     return build_context()
+
+
+@pytest.fixture(scope="session")
+def make_head(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[DraftHead, Path]]:
+    """A random head for a target of this spec, as a module and as a folder. Keywords are those of head_config."""
+
+    def make(kind: str, spec: ModelSpec, **shape: Any) -> tuple[DraftHead, Path]:
+        folder = tmp_path_factory.mktemp(kind)
+        torch.manual_seed(5)
+        head = DraftHead(head_config(kind, spec, **{"intermediate_size": 40, **shape}))
+        head.save(folder)
+        return head, folder
+
+    return make
+
+
+@cache
+def loaded_head(path: str) -> tuple[CpuBackend, Any]:
+    backend = CpuBackend(
+        CpuBackend.Config(kernels="torch"), BackendContext(dtype="float32", deterministic=False, num_threads=1)
+    )
+    checkpoint = open_checkpoint(Path(path))
+    try:
+        return backend, backend.load_model(DraftHeadModel, checkpoint, None, silent)
+    finally:
+        checkpoint.close()
+
+
+def head_on_cpu(path: str, num_blocks: int = 1024) -> ModelRunner:
+    """A Runner of the head in this folder, in float32 and with KV blocks of four tokens."""
+    backend, model = loaded_head(path)
+    context = make_context(spec=model.spec, kv_bytes=1 << 22)
+    attention, config = resolve_component("attention", "naive", {})
+    kv = PagedKV(PagedKV.Config(block_size=4, num_blocks=num_blocks), context)
+    return ModelRunner(backend, model, attention(config, context), kv, backend.allocate_kv(kv.layout, model.spec))
+
+
+@pytest.fixture
+def head_runner() -> Callable[..., ModelRunner]:
+    return head_on_cpu

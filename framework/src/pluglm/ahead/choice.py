@@ -20,13 +20,18 @@ def plans_ahead(wish: Wish, backend: Any, scheduler: Any, names: Mapping[str, st
     """
     if wish is False:
         return False
-    reason = why_not(backend, scheduler, names)
-    if wish is True and reason is not None:
-        raise IncompatibleError(f"engine.plan_ahead: {reason}; set it to auto or false")
+    reason = why_not(type(backend), type(scheduler), names)
+    require_possible(wish, reason)
     if isinstance(backend, KernelReport):
         refused = () if reason is None else (("ahead", reason),)
         backend.kernels.add(KernelChoice("planning", "ahead" if reason is None else "step by step", refused))
     return reason is None
+
+
+def require_possible(wish: Wish, reason: str | None) -> None:
+    """Raises IncompatibleError when it is asked for and `why_not` gave a reason."""
+    if wish is True and reason is not None:
+        raise IncompatibleError(f"engine.plan_ahead: {reason}; set it to auto or false")
 
 
 def promises(cls: type[Any]) -> bool:
@@ -34,11 +39,11 @@ def promises(cls: type[Any]) -> bool:
     return issubclass(cls, PlansAhead) and "checkpoint" in vars(cls)
 
 
-def why_not(backend: Any, scheduler: Any, names: Mapping[str, str]) -> str | None:
-    """Why these components cannot have their steps planned ahead, or None."""
-    if not isinstance(backend, LaunchingBackend):
+def why_not(backend: type[Any], scheduler: type[Any], names: Mapping[str, str]) -> str | None:
+    """Why components of these classes cannot have their steps planned ahead, or None."""
+    if not issubclass(backend, LaunchingBackend):
         return f"{names['backend']} computes on the thread that plans, and gains nothing by it"
-    if not promises(type(scheduler)):
+    if not promises(scheduler):
         return f"{names['scheduler']} cannot take back what it was asked about a step that does not come"
     if "drafter" in names:
         return f"{names['drafter']} has its say before each plan"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -40,6 +41,8 @@ from pluglm.kernel.planner import PolicyScheduler
 from pluglm.kernel.runner import ModelRunner
 from pluglm.kv.no_tiers import NoTiers
 from pluglm.kv.tiering import KVTiers
+from pluglm.target.access import LendingDrafter, TargetAccess
+from pluglm.target.hidden import RecordingRunner
 
 KV_SHARE = 4  # the KV cache takes at most one part in this many of the free memory, unless the config says more
 
@@ -62,7 +65,7 @@ class _Builder:
         self._run, self._services, self._progress, self._planned = run, services, progress, planned
         self._slots, self._config = run.slots, run.config
         self.guard = Guard(run.config.engine.plugin_timeout_s)
-        self._names = {slot: f"{slot} '{part.entry.name}'" for slot, part in self._slots.items()}
+        self._names = run.names
         self._is_ahead = False
 
     def build(self) -> Parts:
@@ -71,23 +74,27 @@ class _Builder:
         self._kv_format = self._built_format(backend)
         quantizer = self._quantizer(backend)
         make_linear: LinearFactory | None = None if quantizer is None else quantizer.make_linear
-        drafters = [part for slot, part in self._slots.items() if slot == "drafter"]
-        self._memory = MemoryPlanner(backend, most_drafts(drafters))
+        self._memory = MemoryPlanner(backend, most_drafts(self._slots.get("drafter")))
         checkpoint = self._open(self._config.model.path, self._config.model.revision)
         try:
             family = self._family(checkpoint, self._config.model.family)
             spec = family.read_spec(checkpoint.config)
             identity = KVIdentity(self._run, family, spec, checkpoint)
             context = self._context(spec, backend, checkpoint, self._max_model_len(spec))
+            target = self._target(context, backend)
+            context = replace(context, target=target)
             slots = ("attention", "kv", "scheduler", "sampler", "grammar", "drafter", "search")
             built = {slot: self._slots[slot].build(context) for slot in slots if slot in self._slots}
             tiers = self._tiers(context)
-            self._is_ahead = self._plans_ahead(backend, built["scheduler"])
+            self._is_ahead = plans_ahead(self._config.engine.plan_ahead, backend, built["scheduler"], self._names)
             if (plan := self._plan(family, checkpoint, context, built["kv"], quantizer)) is not None:
                 self._planned(plan)
-            runner = self._runner(backend, family, checkpoint, built, make_linear)
+            runner = self._runner(backend, family, checkpoint, built, make_linear, target.keeps_hidden)
         finally:
             checkpoint.close()
+        if target.is_used:
+            target.bind(runner)
+            built["drafter"] = LendingDrafter(built["drafter"], target)
         return self._parts(context, built, runner, hooks, identity, tiers)
 
     def _parts(
@@ -132,12 +139,9 @@ class _Builder:
                 exits_when_full=engine.when_kv_full == "exit",
             ),
             verification=engine.verification,
+            drafting_failed=cast(TargetAccess, context.target).revoke,
             planning=partial(AheadPlanning, scheduler=scheduler) if self._is_ahead else None,
         )
-
-    def _plans_ahead(self, backend: Backend, scheduler: Any) -> bool:
-        tiers = {f"kv_tiers.{name}": f"KV tier '{name}'" for name in self._run.kv_tiers}
-        return plans_ahead(self._config.engine.plan_ahead, backend, scheduler, {**self._names, **tiers})
 
     def _tiers(self, context: BuildContext) -> Tiers:
         built = {name: tier.build(context) for name, tier in self._run.kv_tiers.items()}
@@ -193,12 +197,19 @@ class _Builder:
             raise ConfigError(f"{where}: {limit} is more than the {spec.max_position} that the model has")
         return limit
 
-    def _context(self, spec: ModelSpec, backend: Backend, checkpoint: Checkpoint, max_model_len: int) -> BuildContext:
+    def _context(
+        self,
+        spec: ModelSpec,
+        backend: Backend,
+        checkpoint: Checkpoint,
+        max_model_len: int,
+        tokenizer: TokenizerView | None = None,
+    ) -> BuildContext:
         config, engine = self._config, self._config.engine
         dtype: torch.dtype = getattr(torch, config.model.dtype)
         if self._kv_format is not None:
             require_rows(self._kv_format, spec, backend.device, dtype, str(self._slots["kv_format"].entry))
-        tokenizer = self._services.load_tokenizer(checkpoint)
+        tokenizer = tokenizer or self._services.load_tokenizer(checkpoint)
         return BuildContext(
             spec=spec,
             device=backend.device,
@@ -225,6 +236,7 @@ class _Builder:
         checkpoint: Checkpoint,
         built: Mapping[str, Any],
         make_linear: LinearFactory | None,
+        keeps_hidden: bool = False,
     ) -> ModelRunner:
         """Weights, then KV memory. Attention and KV are watched, so that a failure in a step carries their names."""
         model = backend.load_model(family, checkpoint, make_linear, self._progress)
@@ -232,7 +244,10 @@ class _Builder:
         store = self._store(backend, built["kv"].layout, model.spec)
         manager = AheadKV(built["kv"]) if self._is_ahead else built["kv"]
         kv: Any = Watched(manager, self.guard, self._names["kv"])
-        return ModelRunner(backend, model, Watched(attention, self.guard, self._names["attention"]), kv, store)
+        watched = Watched(attention, self.guard, self._names["attention"])
+        if keeps_hidden:
+            return RecordingRunner(backend, model, watched, kv, store)
+        return ModelRunner(backend, model, watched, kv, store)
 
     def _plan(
         self, family: type[Model], checkpoint: Checkpoint, context: BuildContext, kv: Any, quantizer: Quantizer | None
@@ -245,15 +260,30 @@ class _Builder:
             plan.require_fit(f"{self._config.source}: {checkpoint.path}")
         return plan
 
-    def _second_runner(self, backend: Backend, model: str) -> tuple[Runner, TokenizerView]:
-        """Another checkpoint on the same backend, with attention and KV of the same classes but of its own."""
+    def _target(self, context: BuildContext, backend: Backend) -> TargetAccess:
+        """What the drafter may use of the model. Tiers keep what is evicted, and only until a step writes over it."""
+        return TargetAccess(
+            context.spec,
+            self._names.get("drafter", "drafter"),
+            lambda path: self._second_runner(backend, path, context.tokenizer)[0],
+            may_evict=not self._run.kv_tiers,
+            patience_s=self._config.engine.plugin_timeout_s,
+        )
+
+    def _second_runner(
+        self, backend: Backend, model: str, tokenizer: TokenizerView | None = None
+    ) -> tuple[Runner, TokenizerView]:
+        """Another checkpoint on the same backend, with attention and KV of the same classes but of its own.
+
+        tokenizer: of a checkpoint that has none.
+        """
         checkpoint = self._open(model, None)
         try:
             family = self._family(checkpoint, None)
             spec = family.read_spec(checkpoint.config)
             # A shorter context than the run's is no error: what the second model is for must do without it there.
             limit = min(spec.max_position, self._config.model.max_model_len or spec.max_position)
-            context = self._context(spec, backend, checkpoint, limit)
+            context = self._context(spec, backend, checkpoint, limit, tokenizer)
             built = {slot: self._slots[slot].build(context) for slot in ("attention", "kv")}
             self._plan(family, checkpoint, context, built["kv"], None)
             return self._runner(backend, family, checkpoint, built, None), context.tokenizer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +9,11 @@ import torch
 
 from pluglm.assembly.memory_plan import MemoryPlan, WeightSizer, attention_bytes, kv_bytes
 from pluglm.assembly.resolving import Resolved
+from pluglm.kernel.errors import PluginError, describe
 from pluglm.kernel.interfaces.backend import Backend
 from pluglm.kernel.interfaces.checkpoint import Checkpoint
 from pluglm.kernel.interfaces.component import BuildContext
+from pluglm.kernel.interfaces.drafter import BoundedDrafter
 from pluglm.kernel.interfaces.footprint import SizedBackend, SizedModel, SizedQuantizer
 from pluglm.kernel.interfaces.kv import KVLayout
 from pluglm.kernel.interfaces.model import Model
@@ -48,10 +49,10 @@ class PlannedModel:
 class MemoryPlanner:
     """Plans models in the order in which they are loaded: pools of earlier ones, still untouched, count for later ones.
 
-    most_drafts: tokens that are verified for a sequence in one step, at most.
+    most_drafts: drafts that are verified for a sequence in one step, at most; None when nobody knows.
     """
 
-    def __init__(self, backend: Backend, most_drafts: int) -> None:
+    def __init__(self, backend: Backend, most_drafts: int | None) -> None:
         self._backend, self._most_drafts, self._reserved = backend, most_drafts, 0
 
     def plan(self, model: PlannedModel) -> MemoryPlan | None:
@@ -65,7 +66,8 @@ class MemoryPlanner:
         sizer = WeightSizer(model.checkpoint, backend, quantizer, model.value_bytes)
         weights, loading = sizer.sizes(family.planned_weights(model.checkpoint))
         num_tokens = min(model.context.max_step_tokens, model.pool_tokens)
-        num_rows = min(num_tokens, model.context.max_num_seqs * (1 + self._most_drafts))
+        most = num_tokens if self._most_drafts is None else self._most_drafts
+        num_rows = min(num_tokens, model.context.max_num_seqs * (1 + most))
         activations = family.step_bytes(
             model.checkpoint.config, value_bytes=model.value_bytes, num_tokens=num_tokens, num_rows=num_rows
         )
@@ -91,6 +93,17 @@ class MemoryPlanner:
         return resident_memory() + FIRST_CALLS
 
 
-def most_drafts(parts: Sequence[Resolved]) -> int:
-    """Of the drafters among the parts, by the key that ours have for it."""
-    return sum(int(part.config.model_dump().get("num_tokens", 0)) for part in parts)
+def most_drafts(drafter: Resolved | None) -> int | None:
+    """Tokens of one proposal at most; None for a drafter that does not say. PluginError when it says nonsense."""
+    if drafter is None:
+        return 0
+    cls: Any = drafter.cls
+    if not isinstance(cls, BoundedDrafter):
+        return None
+    try:
+        most: object = cls.most_tokens(drafter.config)
+    except Exception as error:  # the plugin's own code
+        raise PluginError(f"{drafter.entry}: most_tokens() raised {describe(error)}") from error
+    if not isinstance(most, int) or isinstance(most, bool) or most < 0:
+        raise PluginError(f"{drafter.entry}: most_tokens() must return an int from 0, not {most!r}")
+    return most

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pluglm.ahead.choice import require_possible, why_not
 from pluglm.assembly.locating import locate
 from pluglm.assembly.registry import Entry, load
 from pluglm.assembly.run_config import RunConfig
@@ -79,6 +80,12 @@ class ResolvedRun:
         lists = {"kv_tiers": self.kv_tiers, "hooks": self.hooks}
         return {**self.slots, **{f"{key}.{name}": one for key, many in lists.items() for name, one in many.items()}}
 
+    @property
+    def names(self) -> dict[str, str]:
+        """How messages call what fills each slot, and each tier."""
+        slots = {slot: f"{slot} '{part.entry.name}'" for slot, part in self.slots.items()}
+        return {**slots, **{f"kv_tiers.{name}": f"KV tier '{name}'" for name in self.kv_tiers}}
+
     def plan(self) -> dict[str, dict[str, Any]]:
         """What fills each slot, as JSON data: two processes that print the same plan run the same components."""
         return {slot: _plan_entry(part) for slot, part in self.parts.items()}
@@ -134,7 +141,10 @@ def resolve(config: RunConfig) -> ResolvedRun:
             f"{slots['kv'].entry} cannot run with kv_tiers: it does not say what it evicts; use one that caches "
             f"prefixes, such as kv: hash_prefix, or leave kv_tiers out"
         )
-    return ResolvedRun(config=config, slots=slots, kv_tiers=kv_tiers, hooks=hooks, auto=auto)
+    run = ResolvedRun(config=config, slots=slots, kv_tiers=kv_tiers, hooks=hooks, auto=auto)
+    reason = why_not(slots["backend"].cls, slots["scheduler"].cls, run.names)
+    require_possible(config.engine.plan_ahead, reason)
+    return run
 
 
 def _resolve_list(kind: str, key: str, many: Sequence[Slot], config: RunConfig) -> dict[str, Resolved]:

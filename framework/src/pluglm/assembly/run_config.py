@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
 from pluglm.assembly.strict_yaml import UnreadableYamlError, parse_yaml
-from pluglm.assembly.validation import validate
+from pluglm.assembly.validation import OneLineErrors, validate
 from pluglm.kernel.config import Slot
 from pluglm.kernel.errors import ConfigError
 from pluglm.kernel.planner import WhenFull
@@ -19,7 +19,7 @@ from pluglm.params import SamplingParams
 MOST_THREADS = 1024  # far beyond any machine; OpenMP fails in its own way on more
 
 
-class ModelConfig(BaseModel):
+class ModelConfig(OneLineErrors):
     """path: a path, a name that an installed package registers, or a hub id. family: only to override model_type."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -31,7 +31,7 @@ class ModelConfig(BaseModel):
     max_model_len: int | None = Field(default=None, ge=1)  # tokens; None is the model's own limit
 
 
-class EngineConfig(BaseModel):
+class EngineConfig(OneLineErrors):
     """Limits of the engine loop. kv_memory: bytes for the KV cache, None is a quarter of what is free.
 
     max_waiting_requests, max_waiting_tokens: the queue refuses what would make it longer. when_kv_full: what gives when
@@ -59,7 +59,7 @@ class EngineConfig(BaseModel):
     plugin_timeout_s: float = Field(default=300.0, gt=0, le=threading.TIMEOUT_MAX)
 
 
-class RunConfig(BaseModel):
+class RunConfig(OneLineErrors):
     """One run: which component fills each slot, the model, the defaults of sampling and the engine's limits."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -83,6 +83,7 @@ class RunConfig(BaseModel):
     _source: str = PrivateAttr(default="config")
     _folder: Path | None = PrivateAttr(default=None)
     _overridden: frozenset[str] = PrivateAttr(default=frozenset())
+    _named: frozenset[str] = PrivateAttr(default=frozenset())
 
     @property
     def source(self) -> str:
@@ -98,6 +99,11 @@ class RunConfig(BaseModel):
     def overridden(self) -> frozenset[str]:
         """Key paths that were set over the file."""
         return self._overridden
+
+    @property
+    def named(self) -> frozenset[str]:
+        """Slots whose component somebody named; others have the default one, maybe with keys of its own."""
+        return self._named
 
     @classmethod
     def from_file(cls, path: str | Path, overrides: Mapping[str, Any] | None = None) -> RunConfig:
@@ -126,6 +132,7 @@ class RunConfig(BaseModel):
         _require_unicode(merged, source)
         config = validate(cls, merged, source)
         config._source, config._folder, config._overridden = source, folder, frozenset(overrides or {})
+        config._named = frozenset(slot for one in (data, overrides or {}) for slot in _named(one))
         return config
 
     @model_validator(mode="before")
@@ -158,6 +165,12 @@ def _with_use(slot: str, value: Any) -> Any:
     if isinstance(value, Mapping) and "use" not in value and isinstance(default, Slot):
         return {"use": default.use, **value}
     return value
+
+
+def _named(data: Mapping[str, Any]) -> set[str]:
+    """Slots of a config, or of overrides, that have a component's name and not just keys for it."""
+    whole = {key for key, value in data.items() if not isinstance(value, Mapping) or "use" in value}
+    return whole | {key.removesuffix(".use") for key in data if key.endswith(".use")}
 
 
 def _is_slot(key: str) -> bool:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from pluglm.kernel.errors import ConfigError, nearest
+from pluglm.kernel.errors import ConfigError, PluglmError, nearest
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -16,18 +16,47 @@ def validate(model: type[ModelT], data: Any, source: str, prefix: tuple[str, ...
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        errors = error.errors(include_url=False)
-        first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])  # a typo explains the rest
-        location = tuple(str(part) for part in first["loc"])
-        where = ".".join((*prefix, *location)) or "top level"
-        if first["type"] != "extra_forbidden":
-            what = first["msg"].removeprefix("Value error, ").replace("valid tuple", "list")
-            if first["type"] == "missing":
-                raise ConfigError(f"{source}: {where}: it is required; set it") from None
-            raise ConfigError(f"{source}: {where}: {what} (got {_short(first['input'])})") from None
+        raise ConfigError(f"{source}: {_problem(model, error, prefix)}") from None
+
+
+class OneLineErrors(BaseModel):
+    """A model whose constructor answers wrong values with one line instead of pydantic's ValidationError.
+
+    As a part of another model, and by model_validate, it raises ValidationError with every location, like any model.
+    refusal: the error that the constructor raises.
+    """
+
+    refusal: ClassVar[type[PluglmError]] = ConfigError
+
+    if not TYPE_CHECKING:  # checkers see the fields as keywords, as pydantic declares them
+
+        def __init__(self, /, **data: Any) -> None:
+            try:
+                super().__init__(**data)
+            except ValidationError as error:
+                kind = type(self)
+                raise kind.refusal(f"{kind.__name__}: {_problem(kind, error, (), whole='')}") from None
+
+        # Else pydantic calls it for a part of another model too, whose error then loses the part's location.
+        __init__.__pydantic_base_init__ = True
+
+
+def _problem(
+    model: type[BaseModel], error: ValidationError, prefix: tuple[str, ...], whole: str = "top level: "
+) -> str:
+    """One line about the first thing that is wrong. whole: what stands for the place of a problem of all of it."""
+    errors = error.errors(include_url=False)
+    first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])  # a typo explains the rest
+    location = tuple(str(part) for part in first["loc"])
+    where = f"{'.'.join((*prefix, *location))}: " if prefix or location else whole
+    if first["type"] == "extra_forbidden":
         known = _keys_at(model, location[:-1])
         hint = nearest(location[-1], known)
-        raise ConfigError(f"{source}: {where}: unknown key{hint}; known keys: {', '.join(known) or 'none'}") from None
+        return f"{where}unknown key{hint}; known keys: {', '.join(known) or 'none'}"
+    if first["type"] == "missing":
+        return f"{where}it is required; set it"
+    what = first["msg"].removeprefix("Value error, ").replace("valid tuple", "list")
+    return f"{where}{what} (got {_short(first['input'])})" if where else what
 
 
 def _keys_at(model: type[BaseModel], location: tuple[str, ...]) -> list[str]:
@@ -47,5 +76,8 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
 
 
 def _short(value: Any) -> str:
-    text = " ".join(repr(value).split())
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # a value of anybody's class, or an integer too long for Python to print
+        text = f"one of type {type(value).__name__}"
     return text if len(text) <= 80 else text[:77] + "..."

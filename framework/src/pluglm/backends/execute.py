@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -12,7 +12,7 @@ from pluglm.backends.transfers import sent
 from pluglm.kernel.core import GroupInput, ModelInput
 from pluglm.kernel.interfaces.attention import Attention, AttentionBatch, HeadRows, NativeCallAttention, NativeCalls
 from pluglm.kernel.interfaces.kv import KVStore
-from pluglm.kernel.interfaces.model import LayerSpec, Model
+from pluglm.kernel.interfaces.model import AttentionCall, LayerSpec, Model
 
 # T: tokens of the flat batch, R: rows with logits, D: hidden size, V: vocabulary
 # N: query heads, K: kv heads, H: head dim
@@ -26,12 +26,23 @@ def picked_rows(x_TD: torch.Tensor, rows_R: torch.Tensor) -> torch.Tensor:
     return x_TD.index_select(0, rows_R)
 
 
+@runtime_checkable
+class RowsModel(Protocol):
+    """Optional ability of a Model: what lies behind its last attention is computed for the rows with logits alone."""
+
+    def forward_rows(self, inputs: ModelInput, attend: AttentionCall, pick_rows: RowPicker) -> torch.Tensor:
+        """hidden_RD, the rows inputs.logit_rows_R of `forward`; the KV of every row is stored all the same."""
+        ...
+
+
 @torch.inference_mode()
 def execute_batch(
     model: Model, inputs: ModelInput, attention: Attention, kv: KVStore, pick_rows: RowPicker = picked_rows
 ) -> torch.Tensor:
     """logits_RV float32 of a batch, on the device of the inputs."""
-    return execute_open_batch(model, inputs, attention, kv, pick_rows)[0]
+    if len(inputs.logit_rows_R) == len(inputs.token_ids_T) or not isinstance(model, RowsModel):
+        return execute_open_batch(model, inputs, attention, kv, pick_rows)[0]
+    return _logits(model, model.forward_rows(inputs, _begin_step(inputs, attention, kv), pick_rows))
 
 
 @torch.inference_mode()
@@ -42,12 +53,20 @@ def execute_open_batch(
 
     Returns logits_RV float32 and hidden_TD of all rows, on the device of the inputs.
     """
+    hidden_TD = model.forward(inputs, _begin_step(inputs, attention, kv))
+    return _logits(model, pick_rows(hidden_TD, inputs.logit_rows_R)), hidden_TD
+
+
+def _begin_step(inputs: ModelInput, attention: Attention, kv: KVStore) -> StepAttention:
     kv.copy_blocks(inputs.copies)
     plans = [attention.plan(_batch(part, inputs.block_size)) for part in inputs.groups or (inputs,)]
-    hidden_TD = model.forward(inputs, StepAttention(attention, plans, inputs.groups, kv))
-    if inputs.logit_rows_R.numel() == 0:
-        return torch.empty((0, model.spec.vocab_size), dtype=torch.float32, device=hidden_TD.device), hidden_TD
-    return model.logits(pick_rows(hidden_TD, inputs.logit_rows_R)), hidden_TD
+    return StepAttention(attention, plans, inputs.groups, kv)
+
+
+def _logits(model: Model, hidden_RD: torch.Tensor) -> torch.Tensor:
+    if len(hidden_RD):
+        return model.logits(hidden_RD)
+    return torch.empty((0, model.spec.vocab_size), dtype=torch.float32, device=hidden_RD.device)
 
 
 class StepAttention:

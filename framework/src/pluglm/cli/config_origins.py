@@ -47,7 +47,7 @@ def _section(run: ResolvedRun, name: str) -> Iterator[Line]:
 
 def _slot(run: ResolvedRun, slot: str) -> Iterator[Line]:
     part, chosen = run.slots[slot], getattr(run.config, slot)
-    origin = _origin(run, f"{slot}.use", slot in run.config.model_fields_set, "default")
+    origin = _origin(run, f"{slot}.use", slot in run.config.named, "default")
     if slot in run.auto:
         passed_over = "".join(f"; not {name}: {reason}" for name, reason in run.auto[slot].items())
         yield Line(
@@ -55,7 +55,7 @@ def _slot(run: ResolvedRun, slot: str) -> Iterator[Line]:
         )
     else:
         yield Line(f"  use: {one_line_yaml(chosen.use)}", origin)
-    yield from _fields(run, part.config, (slot,), "  ", "component default")
+    yield from _component_fields(run, part, chosen.options, slot, "  ")
 
 
 def _list(run: ResolvedRun, key: str, parts: Mapping[str, Resolved]) -> Iterator[Line]:
@@ -66,7 +66,17 @@ def _list(run: ResolvedRun, key: str, parts: Mapping[str, Resolved]) -> Iterator
     yield Line(f"{key}:")
     for part, chosen in zip(parts.values(), getattr(run.config, key), strict=True):
         yield Line(f"  - use: {one_line_yaml(chosen.use)}", origin)
-        yield from _fields(run, part.config, (key,), "    ", "component default")
+        yield from _component_fields(run, part, chosen.options, key, "    ")
+
+
+def _component_fields(
+    run: ResolvedRun, part: Resolved, given: Mapping[str, Any], section: str, indent: str
+) -> Iterator[Line]:
+    """A component's config may fill in one key by another, as a sampler does the steps of a preset."""
+    values: dict[str, Any] = part.config.model_dump(mode="json")
+    for key, value in values.items():
+        otherwise = "follows from other keys" if key in part.config.model_fields_set else "component default"
+        yield Line(f"{indent}{key}: {one_line_yaml(value)}", _origin(run, f"{section}.{key}", key in given, otherwise))
 
 
 def _fields(run: ResolvedRun, model: BaseModel, path: tuple[str, ...], indent: str, otherwise: str) -> Iterator[Line]:

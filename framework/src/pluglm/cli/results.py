@@ -56,6 +56,7 @@ def _metrics_json(metrics: RequestMetrics | None) -> dict[str, Any] | None:
         "num_preemptions": metrics.num_preemptions,
         "num_drafted": metrics.num_drafted,
         "num_accepted": metrics.num_accepted,
+        "speculation": metrics.speculation.to_json(),
         "num_cached_tokens": metrics.num_cached_tokens,
         "num_loaded_tokens": metrics.num_loaded_tokens,
         "num_recomputed_tokens": metrics.num_recomputed_tokens,

@@ -147,7 +147,8 @@ def _verdict(jobs: Sequence[Job], results: Sequence[RequestOutput]) -> int:
     """Says which prompts failed; a refused one is the input's fault, an error is a component's."""
     for job, output in zip(jobs, results, strict=True):
         if output.finish_reason in ("refused", "error"):
-            exits.say_error(f"{job.where}: {output.finish_reason}: {output.error}")
+            refused = "refused: " if output.finish_reason == "refused" else ""
+            exits.say_error(f"{job.where}: {refused}{output.error}")
     reasons = {output.finish_reason for output in results}
     if "refused" in reasons:
         return exits.BAD_INPUT

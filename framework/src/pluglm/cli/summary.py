@@ -13,6 +13,7 @@ from pluglm.cli.plan_tables import kernels_table, threads_note
 from pluglm.cli.terminal import new_table, print_on
 from pluglm.kernel.interfaces.component import ATTENTION_UNUSED
 from pluglm.kernel.interfaces.kv import PrefixCache
+from pluglm.verification.counts import SpeculationCounts
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -30,7 +31,8 @@ def print_summary(engine: Engine, results: Sequence[RequestOutput], stream: Text
     stream.write("\n")
     run = engine.run
     notes = "\n".join([*_notes(run), *filter(None, [threads_note(engine)])])
-    parts = (components_table(run), notes, kernels_table(engine), numbers_table(run, results))
+    drafts = drafts_table(_metrics(results))
+    parts = (components_table(run), notes, kernels_table(engine), numbers_table(run, results), drafts)
     print_on(stream, *(part for part in parts if part))
 
 
@@ -64,7 +66,7 @@ def _provides(part: Resolved) -> frozenset[str]:
 def numbers_table(run: ResolvedRun, results: Sequence[RequestOutput]) -> Table:
     """Speed on the backend's clock, which may be a virtual one, and the peak memory of the process."""
     table = new_table(None, "measure", f"on the clock of backend {run.slots['backend'].entry.name}")
-    metrics = [one.metrics for one in results if one.metrics is not None]
+    metrics = _metrics(results)
     table.add_row("prompts", _counts(results))
     table.add_row("tokens", _token_counts(metrics))
     table.add_row("time to first token", _times([one.ttft_s for one in metrics]))
@@ -77,9 +79,26 @@ def numbers_table(run: ResolvedRun, results: Sequence[RequestOutput]) -> Table:
         table.add_row("preemptions", f"{preemptions:,} ({recomputed:,} tokens computed again)")
     if "drafter" in run.slots:
         table.add_row("drafts accepted", _drafts(metrics))
+        table.add_row("tokens per step", _tokens_per_step(metrics))
     for name, value in _peak_memory().items():
         table.add_row(name, f"{value / 2**20:,.0f} MiB")
     return table
+
+
+def drafts_table(metrics: Sequence[RequestMetrics]) -> Table | None:
+    """How often the first draft of a step was kept, the second, and so on; None when nothing was drafted."""
+    counts = _speculation(metrics)
+    if not counts.num_drafted:
+        return None
+    table = new_table(None, "draft of a step", "accepted")
+    pairs = zip(counts.accepted_by_position, counts.drafted_by_position, strict=True)
+    for position, (accepted, drafted) in enumerate(pairs, start=1):
+        table.add_row(str(position), _share(accepted, drafted))
+    return table
+
+
+def _metrics(results: Sequence[RequestOutput]) -> list[RequestMetrics]:
+    return [one.metrics for one in results if one.metrics is not None]
 
 
 def _counts(results: Sequence[RequestOutput]) -> str:
@@ -123,8 +142,20 @@ def _cached(metrics: Sequence[RequestMetrics]) -> str:
 
 
 def _drafts(metrics: Sequence[RequestMetrics]) -> str:
-    accepted, drafted = sum(one.num_accepted for one in metrics), sum(one.num_drafted for one in metrics)
-    return _share(accepted, drafted)
+    counts = _speculation(metrics)
+    return _share(counts.num_accepted, counts.num_drafted)
+
+
+def _tokens_per_step(metrics: Sequence[RequestMetrics]) -> str:
+    """Of the steps of one sequence that gave it tokens; a search has none."""
+    counts = _speculation(metrics)
+    if counts.tokens_per_step is None:
+        return "-"
+    return f"{counts.tokens_per_step:.2f}, {counts.accepted_per_step:.2f} of them drafts"
+
+
+def _speculation(metrics: Sequence[RequestMetrics]) -> SpeculationCounts:
+    return sum((one.speculation for one in metrics), SpeculationCounts())
 
 
 def _share(part: int, whole: int) -> str:

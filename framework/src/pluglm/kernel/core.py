@@ -6,6 +6,7 @@ closes that gap; there are no phases.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as TokenIds
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from pluglm.kernel.interfaces.search import Walk
     from pluglm.kernel.memory import Saved
     from pluglm.kernel.sampling_params import SamplingParams
+    from pluglm.verification.counts import Outcome, SpeculationCounts
 
 FinishReason = Literal["stop", "length", "cancelled", "deadline", "error", "refused"]
 
@@ -93,8 +95,7 @@ class Sequence:
     walk: Walk | None = None  # the search that decides how the request goes on, shared by its lanes
     parked: torch.Tensor | None = None  # logits_V of the next token, while it waits for the search's other lanes
     first_token_s: float | None = None
-    num_drafted: int = 0
-    num_accepted: int = 0
+    windows: Counter[Outcome] = field(default_factory=Counter)  # steps that gave it tokens, by what became of drafts
 
     @property
     def num_prompt(self) -> int:
@@ -326,11 +327,18 @@ class RequestMetrics:
     first_token_s: float | None
     finished_s: float
     num_preemptions: int
-    num_drafted: int
-    num_accepted: int
+    speculation: SpeculationCounts  # of all its sequences
     num_cached_tokens: int = 0
     num_loaded_tokens: int = 0
     num_recomputed_tokens: int = 0
+
+    @property
+    def num_drafted(self) -> int:
+        return self.speculation.num_drafted
+
+    @property
+    def num_accepted(self) -> int:
+        return self.speculation.num_accepted
 
     @property
     def ttft_s(self) -> float | None:

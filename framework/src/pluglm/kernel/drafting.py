@@ -31,13 +31,13 @@ def ask(drafter: Drafter, asked: list[DraftRequest], parts: Parts) -> list[Propo
     given = drafter.propose(asked)
     if not isinstance(given, list) or len(given) != len(asked):
         raise ValueError(f"propose must return one Proposal for each of {len(asked)} requests")
-    pairs = zip(asked, given, strict=True)
-    return [_problem(one, answer, parts) or Proposal(list(answer.token_ids), answer.rows_kV) for one, answer in pairs]
+    return [_usable(one, proposal, parts) for one, proposal in zip(asked, given, strict=True)]
 
 
-def _problem(request: DraftRequest, proposal: object, parts: Parts) -> str | None:
+def _usable(request: DraftRequest, proposal: object, parts: Parts) -> Proposal | str:
     ids = getattr(proposal, "token_ids", proposal)
     if not isinstance(proposal, Proposal) or not isinstance(ids, list):
         return f"proposed {type(ids).__name__}, not a Proposal with a list of token ids"
-    problem, target = problem_of_ids(ids, request.max_tokens, parts.num_ids), parts.runner
-    return problem or problem_of_rows(proposal.rows_kV, ids, target.spec.vocab_size, target.backend.device)
+    wrong = problem_of_ids(ids, request.max_tokens, parts.num_ids)
+    wrong = wrong or problem_of_rows(proposal.rows_kV, ids, parts.runner.spec.vocab_size, parts.runner.backend.device)
+    return wrong or Proposal(list(ids), proposal.rows_kV)

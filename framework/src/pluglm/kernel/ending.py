@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Set
 
 from pluglm.kernel.core import FinishReason, RequestMetrics, Sequence
+from pluglm.verification.counts import SpeculationCounts
 
 
 def ending(
@@ -32,8 +33,7 @@ def metrics_of(lanes: Collection[Sequence], now_s: float) -> RequestMetrics:
         first_token_s=min((one.first_token_s for one in lanes if one.first_token_s is not None), default=None),
         finished_s=now_s,
         num_preemptions=sum(one.num_preemptions for one in lanes),
-        num_drafted=sum(one.num_drafted for one in lanes),
-        num_accepted=sum(one.num_accepted for one in lanes),
+        speculation=SpeculationCounts.of(one.windows for one in lanes),
         num_cached_tokens=sum(one.num_cached for one in lanes),
         num_loaded_tokens=sum(one.num_loaded for one in lanes),
         num_recomputed_tokens=sum(one.num_recomputed for one in lanes),

@@ -166,7 +166,7 @@ class EngineCore:
             return
         touched = [running[one.sequence_id] for one in asked]
         ask = partial(drafting.ask, drafter, asked, self.parts)
-        answers = yield from self.attempting("drafter", touched, ask)
+        answers = yield from self.attempting("drafter", touched, ask, self.parts.drafting_failed)
         for sequence, answer in zip(touched, answers or [], strict=False):
             if isinstance(answer, str):
                 self.finish(sequence, "error", error=f"{self.parts.names['drafter']} {answer}")
@@ -226,7 +226,6 @@ class EngineCore:
         for sequence, count in step.items:
             if sequence.status is Status.RUNNING:
                 sequence.num_computed += min(count, len(sequence.token_ids) - sequence.num_computed)
-        going_on: list[tuple[Sequence, Drawn]] = []
         for window, result in drawn:
             sequence = window.sequence
             if result.error is not None:
@@ -234,14 +233,11 @@ class EngineCore:
             if sequence.status is not Status.RUNNING:
                 continue
             sequence.num_computed += result.num_accepted
-            sequence.num_sound = sequence.num_computed
-            sequence.num_drafted += len(window.drafts)
             sequence.drafts = []
             self._fork_lanes(sequence)
             if sequence.status is Status.RUNNING:  # forking may have failed it
-                self._emit(sequence, result)
-            if sequence.status is Status.RUNNING:
-                going_on.append((sequence, result))
+                self._emit(sequence, len(window.drafts), result)
+        going_on = [(one.sequence, result) for one, result in drawn if one.sequence.status is Status.RUNNING]
         self._park(step)
         self.memory.publish([*(sequence for sequence, _ in going_on), *step.searched])
         if self.parts.drafter is not None and going_on:
@@ -262,9 +258,8 @@ class EngineCore:
         request = parent.request
         if request.params.n == 1 or parent.lane or parent.output_token_ids:
             return
-        lanes = range(1, request.params.n)
         try:  # not an attempt: compiling a grammar for each lane is a guarded call of its own
-            children = [admission.new_lane(request, one, self.parts, self.roster) for one in lanes]
+            children = [admission.new_lane(request, one, self.parts, self.roster) for one in range(1, request.params.n)]
         except (ComponentFailure, RequestError) as failure:
             self.finish(parent, "error", error=describe(failure))
             return
@@ -276,7 +271,7 @@ class EngineCore:
             self._streams[child.sequence_id] = self.parts.text_stream(request.params)
             self.roster.add(child)
 
-    def _emit(self, sequence: Sequence, result: Drawn) -> None:
+    def _emit(self, sequence: Sequence, num_drafts: int, result: Drawn) -> None:
         """Append the drawn tokens one by one up to the first that ends the lane, and tell the caller."""
         stream, text, taken = self._streams[sequence.sequence_id], "", 0
         reason: FinishReason | None = None
@@ -298,7 +293,7 @@ class EngineCore:
         sequence.num_computed = sequence.num_sound = min(sequence.num_computed, len(sequence.token_ids))
         if sequence.first_token_s is None:
             sequence.first_token_s = self.now()
-        sequence.num_accepted += min(result.num_accepted, taken)
+        sequence.windows[num_drafts, min(result.num_accepted, taken), taken] += 1
         tokens, logprobs = tuple(result.token_ids[:taken]), tuple(result.logprobs[:taken])
         if reason is None:
             name, lane = sequence.request.request_id, sequence.lane
@@ -318,9 +313,8 @@ class EngineCore:
         self.attempt("drafter", [one for one in touched if one.status is Status.RUNNING], observe)
 
     def forget_drafts(self, sequence: Sequence) -> None:
-        drafter = self.parts.drafter
-        if drafter is not None:
-            self.attempt("drafter", [], lambda: drafter.release(sequence.sequence_id))
+        if (drafter := self.parts.drafter) is not None:
+            self.attempt("drafter", [], partial(drafter.release, sequence.sequence_id))
 
     def end_all(self, reason: FinishReason, **details: Any) -> None:
         for request_id in list(self.roster.requests):

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from pluglm.lab.replay import Outcome
+from pluglm.verification.counts import SpeculationCounts
 
 PERCENTILES = (50, 90, 99)
 REASONS = ("stop", "length", "cancelled", "deadline", "error", "refused", "not_sent")
@@ -58,7 +59,7 @@ class Summary:
 
     reasons: how many requests ended in each way. ttft, tpot, total: of completed requests. cache_hit_rate: the share of
     all admitted requests' prompt tokens that were adopted instead of computed; of what a request adopts again after a
-    preemption, no more than its prompt counts.
+    preemption, no more than its prompt counts. speculation: of all requests; a simulation has no drafts.
     """
 
     num_requests: int
@@ -79,10 +80,11 @@ class Summary:
     num_recomputed_tokens: int
     num_cached_tokens: int
     cache_hit_rate: float
+    speculation: SpeculationCounts
 
     def to_json(self) -> dict[str, Any]:
         """As JSON data."""
-        return asdict(self)
+        return asdict(self) | {"speculation": self.speculation.to_json()}
 
 
 def summarize(outcomes: Sequence[Outcome], targets: Targets, seconds: float | None = None) -> Summary:
@@ -119,6 +121,7 @@ def summarize(outcomes: Sequence[Outcome], targets: Targets, seconds: float | No
         num_recomputed_tokens=sum(one.num_recomputed for one in outcomes),
         num_cached_tokens=num_cached,
         cache_hit_rate=num_cached / num_prompt if num_prompt else 0.0,
+        speculation=sum((one.speculation for one in outcomes), SpeculationCounts()),
     )
 
 

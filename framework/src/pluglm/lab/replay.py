@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from pluglm.engine import Engine
@@ -19,6 +19,7 @@ from pluglm.kernel.sampling_params import SamplingParams
 from pluglm.lab.clocks import Clock
 from pluglm.lab.steps import StepLog
 from pluglm.lab.trace import Trace, TraceRequest, prompt_token_ids
+from pluglm.verification.counts import SpeculationCounts
 
 SHORTEST_DEADLINE_S = 1e-9  # of a request whose deadline passed while the engine was busy with a step
 
@@ -41,6 +42,7 @@ class Outcome:
     num_preemptions: int = 0
     num_cached: int = 0
     num_recomputed: int = 0
+    speculation: SpeculationCounts = field(default_factory=SpeculationCounts)
 
     @property
     def completed(self) -> bool:
@@ -202,4 +204,5 @@ def _outcome(live: _Live, event: Event, start_s: float) -> Outcome:
         num_preemptions=metrics.num_preemptions,
         num_cached=metrics.num_cached_tokens,
         num_recomputed=metrics.num_recomputed_tokens,
+        speculation=metrics.speculation,
     )

@@ -6,7 +6,7 @@ All arithmetic on rows happens in functions given to `map_rows`; that is what le
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pluglm.kernel.core import ModelInput
     from pluglm.kernel.interfaces.checkpoint import Checkpoint
     from pluglm.kernel.interfaces.footprint import PlannedWeight
-    from pluglm.kernel.interfaces.model import AttentionCall, FusedStack, Fuser, ModelContext, ModelSpec
+    from pluglm.kernel.interfaces.model import AttentionCall, FusedStack, ModelContext, ModelSpec
 
 # T: rows of the batch, R: rows with logits, D: hidden size, V: vocabulary, N: query heads, K: kv heads, H: head dim
 
@@ -56,7 +56,7 @@ class Decoder(ABC):
         self._is_dynamic = any(isinstance(rotary, DynamicRotary) for rotary in self._rotaries)
         self._layers = [self.layer_class(settings, layer.index, loader) for layer in self.spec.layers]
         self._fuser = context.fuser
-        self._stack = self._fused_stack(self._fuser)
+        self._stack, self._lower_stack = self._fused_stacks()
         norm_D = loader.tensor(FINAL_NORM)
         self._norm = row_norm(norm_D, settings.norm_eps, settings.norm_offset)
         self._head = loader.head(self._embedding_VD, settings.tied_head)
@@ -98,27 +98,58 @@ class Decoder(ABC):
         plan.check(checkpoint, settings.spec.family, cls.foreign_prefixes)
         return settings, plan
 
-    def _fused_stack(self, fuser: Fuser | None) -> FusedStack | None:
-        """The backend's own way through all layers, if it has one and computes each of them."""
-        fused = [layer.fused for layer in self._layers if layer.fused is not None]
-        if not isinstance(fuser, StackFuser) or len(fused) < len(self._layers):
-            return None
-        return fuser.stack(fused, [layer.rope for layer in self._layers])
+    def _fused_stacks(self) -> tuple[FusedStack | None, FusedStack | None]:
+        """The backend's own ways through all layers and through all but the last, if it computes each of them."""
+        fused, ropes = [layer.fused for layer in self._layers], [layer.rope for layer in self._layers]
+        known = [one for one in fused if one is not None]
+        if not isinstance(self._fuser, StackFuser) or len(known) < len(fused):
+            return None, None
+        whole = self._fuser.stack(known, ropes)
+        return whole, None if whole is None or len(known) == 1 else self._fuser.stack(known[:-1], ropes[:-1])
 
     def forward(self, inputs: ModelInput, attend: AttentionCall) -> torch.Tensor:
-        map_rows = self._map_rows
+        x_TD, angles = self._embedded(inputs)
+        if self._stack is not None and (hidden_TD := self._stack(x_TD, angles, attend)) is not None:
+            return hidden_TD
+        x_TD, out_TNH = self._last_attended(x_TD, angles, attend)
+        return self._layers[-1].after_attention(self._map_rows, x_TD, out_TNH)
+
+    def forward_rows(
+        self, inputs: ModelInput, attend: AttentionCall, pick_rows: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    ) -> torch.Tensor:
+        """hidden_RD of inputs.logit_rows_R. Behind the last attention nothing mixes rows, so the others end there."""
+        x_TD, out_TNH = self._last_attended(*self._embedded(inputs), attend)
+        rows_R = inputs.logit_rows_R
+        x_RD = pick_rows(x_TD, rows_R)
+        if not len(rows_R):
+            return x_RD
+        out_RNH = pick_rows(out_TNH.flatten(1), rows_R).view(-1, *out_TNH.shape[1:])
+        return self._layers[-1].after_attention(self._map_rows, x_RD, out_RNH)
+
+    def _embedded(self, inputs: ModelInput) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """x_TD, and the cosine and sine of each rotary embedding in turn."""
         longest = max((segment.num_keys for segment in inputs.segments), default=0)
         for rotary in self._rotaries:
             rotary.prepare(longest)
         lengths_T = rotary_lengths(inputs) if self._is_dynamic else inputs.positions_T
-        x_TD, *angles = map_rows(self._embed, inputs.token_ids_T, inputs.positions_T, lengths_T)
-        if self._stack is not None and (hidden_TD := self._stack(x_TD, angles, attend)) is not None:
-            return hidden_TD
-        for layer in self._layers:
-            cos_T1H, sin_T1H = angles[2 * layer.rope : 2 * layer.rope + 2]
-            q_TNH, k_TKH, v_TKH = layer.before_attention(map_rows, x_TD, cos_T1H, sin_T1H)
-            x_TD = layer.after_attention(map_rows, x_TD, attend(layer.spec, q_TNH, k_TKH, v_TKH))
-        return x_TD
+        x_TD, *angles = self._map_rows(self._embed, inputs.token_ids_T, inputs.positions_T, lengths_T)
+        return x_TD, angles
+
+    def _last_attended(
+        self, x_TD: torch.Tensor, angles: list[torch.Tensor], attend: AttentionCall
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The rows that the last layer takes, and what its attention gives, [T, N, H]."""
+        hidden_TD = None if self._lower_stack is None else self._lower_stack(x_TD, angles, attend)
+        for layer in self._layers[:-1] if hidden_TD is None else ():
+            x_TD = layer.after_attention(self._map_rows, x_TD, self._attended(layer, x_TD, angles, attend))
+        x_TD = x_TD if hidden_TD is None else hidden_TD
+        return x_TD, self._attended(self._layers[-1], x_TD, angles, attend)
+
+    def _attended(
+        self, layer: DecoderLayer, x_TD: torch.Tensor, angles: list[torch.Tensor], attend: AttentionCall
+    ) -> torch.Tensor:
+        cos_T1H, sin_T1H = angles[2 * layer.rope : 2 * layer.rope + 2]
+        return attend(layer.spec, *layer.before_attention(self._map_rows, x_TD, cos_T1H, sin_T1H))
 
     def logits(self, hidden_RD: torch.Tensor) -> torch.Tensor:
         if self._fused_head is None:
@@ -130,7 +161,7 @@ class Decoder(ABC):
         first = copy(self)
         first.spec = replace(self.spec, layers=self.spec.layers[:num_layers])
         first._layers = self._layers[:num_layers]
-        first._stack = first._fused_stack(self._fuser)
+        first._stack, first._lower_stack = first._fused_stacks()
         return first
 
     def embed(self, token_ids_T: torch.Tensor) -> torch.Tensor:

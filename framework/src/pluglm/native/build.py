@@ -77,12 +77,27 @@ def library_path(level: Level, cache: Path) -> Path:
 
 
 def forget(library: Path) -> None:
-    """Takes a library that does not load out of the cache, so that it is built anew."""
+    """Takes a library that does not load out of the cache: it may be damaged, or built for a system that has changed.
+
+    Once only: what keeps one from loading that was built anew is not the library, so it stays for when that has gone.
+    """
     with contextlib.suppress(OSError):
-        library.unlink()
+        if not _mark(library).exists():
+            _mark(library).touch()
+            library.unlink()
 
 
-def remember_failure(library: Path, reason: str) -> NativeBuildError:
+def keep(library: Path) -> None:
+    """It loads. If it does not one day, it will be forgotten again."""
+    with contextlib.suppress(OSError):
+        _mark(library).unlink(missing_ok=True)
+
+
+def _mark(library: Path) -> Path:
+    return library.with_suffix(".rebuilt")
+
+
+def _remember_failure(library: Path, reason: str) -> NativeBuildError:
     """The error to raise, now and at the next starts, instead of building `library` again."""
     with contextlib.suppress(OSError):
         _note(library).write_text(reason, encoding="utf-8")
@@ -134,7 +149,7 @@ def _compile_once(compiler: str, level: Level, target: Path) -> None:
     except BuildCutShort:
         raise
     except NativeBuildError as error:
-        raise remember_failure(target, str(error)) from error
+        raise _remember_failure(target, str(error)) from error
 
 
 def _compile(compiler: str, level: Level, target: Path) -> None:

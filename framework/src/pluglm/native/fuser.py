@@ -32,7 +32,12 @@ class NativeFuser:
     def make_linear(self, name: str, weight_NK: torch.Tensor, bias_N: torch.Tensor | None) -> Linear:
         passed_over = tuple((f"native ({level})", why) for level, why in self._tools.refused)
         self._log.add(KernelChoice("linear", self._name, passed_over))
-        return NativeLinear(self._tools, weight_NK, bias_N, always_native=self._always)
+        layer = NativeLinear(self._tools, weight_NK, bias_N, always_native=self._always)
+        if layer.why_torch is None:
+            self._log.add(KernelChoice("linear, many rows", self._name))
+        else:
+            self._log.add(KernelChoice("linear, many rows", "torch", ((self._name, layer.why_torch),)))
+        return layer
 
     def placed(self, tensor: torch.Tensor) -> torch.Tensor:
         return self._tools.placed(tensor)

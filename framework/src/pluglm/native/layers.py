@@ -1,4 +1,4 @@
-"""A decoder layer around its attention in native calls: two for few rows; for many, most products are torch's."""
+"""A decoder layer around its attention in two native calls, or by parts for so many rows that products are torch's."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ def native_linears(parts: LayerParts) -> dict[str, NativeLinear]:
 class NativeLayer:
     """The FusedLayer of parts that `refusal` accepts. Rounds to the run's dtype between products, and adds in float32.
 
-    Without matrix tiles, many bfloat16 rows are multiplied and gated in one pass, and not rounded in between.
+    Where products of many bfloat16 rows are native, they are gated in the same pass, and not rounded in between.
+    most_rows: how many rows take two calls.
 
     Its plain reference is DecoderLayer on torch.
     """
@@ -90,8 +91,6 @@ class NativeLayer:
         self.dtype, self.width = self._qkv.weight_NK.dtype, self._qkv.weight_NK.shape[1]
         self.type_code = DTYPES[self.dtype]
         self.address, self.most_rows = ctypes.addressof(self._struct), min(one.most_rows for one in linears.values())
-        may_gate = self.dtype == torch.bfloat16 and not tools.has_tiles
-        self._in_panels = may_gate and bool(tools.library.pluglm_panels_fit(self._gate_up.address))
         self._kinds = (parts.spec.num_heads, parts.spec.num_kv_heads, parts.spec.num_kv_heads)
         self.heads_shape = (sum(self._kinds), parts.spec.head_dim)
         self.out_shape = (parts.spec.num_heads, parts.spec.head_dim)
@@ -114,7 +113,7 @@ class NativeLayer:
         if num_rows <= self.most_rows:
             tools.library.pluglm_pre_attention(tools.handle, self.type_code, self.address, x_TD.data_ptr(), *angles)
         else:
-            projected = _product(self._qkv, self._norm(x_TD, "attention_norm"))
+            projected = self._qkv(self._norm(x_TD, "attention_norm"))
             tools.library.pluglm_turn_heads(tools.handle, self.type_code, self.address, projected.data_ptr(), *angles)
         return self.split(heads_TCH)
 
@@ -131,23 +130,18 @@ class NativeLayer:
         return out_TD
 
     def _post_attention_by_parts(self, x_TD: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        change_TD = _product(self._output, attended)
+        change_TD = self._output(attended)
         normed_TD = torch.empty_like(change_TD)
         x_TD = self._add(x_TD, change_TD, "attention_out_norm", normed_TD)
-        return self._add(x_TD, _product(self._down, self._active(normed_TD)), "mlp_out_norm")
+        return self._add(x_TD, self._down(self._active(normed_TD)), "mlp_out_norm")
 
     def _active(self, normed_TD: torch.Tensor) -> torch.Tensor:
         """What the second product of the feed-forward part takes, [T, I]."""
         tools, kind = self._tools, self._struct.activation
         num_rows, width = normed_TD.shape[0], self._gate_up.weight_NK.shape[0] // 2
-        active_TI = torch.empty((num_rows, width), dtype=normed_TD.dtype)
-        if self._in_panels:
-            rows = self._gate_up.address, normed_TD.data_ptr(), num_rows
-            tools.library.pluglm_gated_product(tools.handle, kind, *rows, active_TI.data_ptr())
-        else:
-            both = _product(self._gate_up, normed_TD)
-            rows = both.data_ptr(), num_rows, width
-            tools.library.pluglm_gated(tools.handle, self.type_code, kind, *rows, active_TI.data_ptr())
+        active_TI, both = torch.empty((num_rows, width), dtype=normed_TD.dtype), self._gate_up(normed_TD)
+        rows = both.data_ptr(), num_rows, width
+        tools.library.pluglm_gated(tools.handle, self.type_code, kind, *rows, active_TI.data_ptr())
         return active_TI
 
     def _add(
@@ -171,10 +165,6 @@ class NativeLayer:
 
     def _norm(self, x_TD: torch.Tensor, name: str) -> torch.Tensor:
         return norm_rows(self._tools, x_TD, self._norms[name], self._eps)
-
-
-def _product(layer: NativeLinear, x: torch.Tensor) -> torch.Tensor:
-    return functional.linear(x, layer.weight_NK, layer.bias_N)
 
 
 def norm_rows(tools: NativeTools, x_TD: torch.Tensor, weight_D: torch.Tensor | None, eps: float) -> torch.Tensor:

@@ -36,7 +36,6 @@ FUNCTIONS: Mapping[str, tuple[type | Callable[[int], None] | None, tuple[type, .
     ),
     "pluglm_gated": (_require_memory, (_POINTER, _INT32, _INT32, _POINTER, _INT64, _INT64, _POINTER)),
     "pluglm_panels_fit": (_INT32, (_POINTER,)),
-    "pluglm_gated_product": (_require_memory, (_POINTER, _INT32, _POINTER, _POINTER, _INT64, _POINTER)),
     "pluglm_pre_attention": (
         _require_memory,
         (_POINTER, _INT32, _POINTER, _POINTER, _POINTER, _POINTER, _INT64, _POINTER),

@@ -1,4 +1,4 @@
-"""A linear layer on the native product, for the row counts where that is the fastest, and on torch's for the others."""
+"""A linear layer on native products, for the row counts where they are the fastest, and on torch's for the others."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 # R: rows, N: output features, K: input features
 
-# Above so many rows torch's matrix product is the faster one. Measured for amx in bfloat16 and for avx512_bf16, on one
-# machine each; the others are estimates from the rates that both products had there at that level.
+# Above so many rows torch's matrix product is the faster one where weights do not fit panels (src/panels.h). Measured
+# for amx in bfloat16 and for avx512_bf16, on one machine each; the others are estimates from the rates that both
+# products had there at that level.
 _MOST_ROWS = {
     ("amx", torch.bfloat16): 255,
     ("avx512_bf16", torch.bfloat16): 64,
@@ -27,6 +28,8 @@ _MOST_ROWS = {
     ("avx2", torch.float32): 16,
 }
 _MOST_ROWS_ELSEWHERE = 8
+ANY_ROWS = 1 << 40
+_PAIRS = ("amx", "avx512_bf16")  # levels that multiply pairs of bfloat16
 
 
 def most_native_rows(tools: NativeTools, dtype: torch.dtype) -> int:
@@ -47,7 +50,8 @@ class NativeLinear:
     """x @ weight.T + bias. In float32 the bits of a row do not depend on the other rows while native runs them.
 
     weight_NK: float32 or bfloat16; it is copied into huge pages, bias_N becomes float32. always_native: for runs in
-    which bits must not depend on the number of rows. torch's product is its plain reference (DenseLinear).
+    which bits must not depend on the number of rows. why_torch: why torch multiplies many rows, or None; most_rows: how
+    many stay native. torch's product is its plain reference (DenseLinear).
     """
 
     def __init__(
@@ -60,11 +64,21 @@ class NativeLinear:
         self.bias_N = bias_N
         self._wide_bias_N = None if bias_N is None else bias_N.float().contiguous()
         self.num_bytes = weight_NK.nbytes + (0 if bias_N is None else bias_N.nbytes)
-        self.most_rows = 1 << 40 if always_native else most_native_rows(tools, weight_NK.dtype)
         num_outputs, num_inputs = self.weight_NK.shape
         bias = 0 if self._wide_bias_N is None else self._wide_bias_N.data_ptr()
         self.struct = LinearStruct(self.weight_NK.data_ptr(), bias, num_outputs, num_inputs)
         self.address = ctypes.addressof(self.struct)
+        self.why_torch = None if always_native else self._why_torch()
+        self.most_rows = ANY_ROWS if self.why_torch is None else most_native_rows(tools, weight_NK.dtype)
+
+    def _why_torch(self) -> str | None:
+        """Why torch multiplies many rows, or None."""
+        tools, dtype = self._tools, self.weight_NK.dtype
+        if dtype == torch.bfloat16 and tools.library.pluglm_panels_fit(self.address):
+            return None
+        if dtype == torch.bfloat16 and tools.level in _PAIRS and not tools.has_tiles:
+            return f"{list(self.weight_NK.shape)} is not in multiples of 32"
+        return f"{str(dtype).removeprefix('torch.')} of more than {most_native_rows(tools, dtype)} rows is faster there"
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [rows, K] -> [rows, N], in x's dtype."""

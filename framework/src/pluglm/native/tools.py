@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import weakref
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import torch
 
 from pluglm.native.arena import Arena
-from pluglm.native.build import NativeBuildError, default_cache, forget, library_path, remember_failure
+from pluglm.native.build import NativeBuildError, default_cache, forget, keep, library_path
 from pluglm.native.isa import LEVELS, Level, missing
 from pluglm.native.library import load_library
 
@@ -73,11 +72,18 @@ def _load(level: Level, cache: Path) -> ctypes.CDLL:
     if reason := missing(level):
         raise NativeBuildError(reason)
     path = library_path(level, cache)
-    with contextlib.suppress(NativeBuildError):
-        return load_library(path)
-    forget(path)  # damaged, or built for a system that has changed since
-    path = library_path(level, cache)
+    try:
+        library = load_library(path)
+    except NativeBuildError:
+        forget(path)
+        library = _load_again(library_path(level, cache))
+    keep(path)
+    return library
+
+
+def _load_again(path: Path) -> ctypes.CDLL:
+    """One that was built anew, unless that has been done before."""
     try:
         return load_library(path)
     except NativeBuildError as error:
-        raise remember_failure(path, str(error)) from error
+        raise NativeBuildError(f"{error}; to have it built once more, delete it") from error

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from pluglm.kernel.interfaces.drafter import ADAPTS, ROWS, SHARES, Drafter, DraftRequest
+from pluglm.kernel.interfaces.drafter import ADAPTS, ROWS, SHARES, BoundedDrafter, Drafter, DraftRequest
 from pluglm.kernel.interfaces.services import Runner
 from pluglm.testing.check import Check, expect, make_check
 from pluglm.testing.common import common_checks, provides
@@ -45,6 +45,8 @@ def drafter_checks(
     yield make_check(ids_are_the_targets, make, make_context(**context).spec.vocab_size)
     for function in ALWAYS:
         yield make_check(function, make)
+    if isinstance(cls, BoundedDrafter):
+        yield make_check(proposals_stay_below_the_bound, make, cls.most_tokens(config))
     yield make_check(prefixes_after_outcomes if provides(cls, config, ADAPTS) else outcomes_leave_no_trace, make)
     if not provides(cls, config, SHARES):
         for function in UNSHARED:
@@ -64,6 +66,14 @@ def proposals_fit_max_tokens(make: Make) -> None:
     for max_tokens in (1, 2, 7):
         lengths = [len(one) for one in ask(make(), *TEXTS, max_tokens=max_tokens)]
         expect(max(lengths) <= max_tokens, f"at most {max_tokens} ids", f"proposals of {lengths}")
+
+
+def proposals_stay_below_the_bound(make: Make, most: int) -> None:
+    """For texts that repeat themselves for long, and room for more."""
+    expect(type(most) is int and most >= 0, "an int from 0 of most_tokens", repr(most))
+    texts = [[*text, *text * (2 + most // len(text))] for text in TEXTS]
+    lengths = [len(one) for one in ask(make(), *texts, max_tokens=most + 8)]
+    expect(max(lengths) <= most, f"at most the {most} tokens that most_tokens states", f"proposals of {lengths}")
 
 
 def no_room_means_no_proposal(make: Make) -> None:

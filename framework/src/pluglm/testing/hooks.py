@@ -13,6 +13,7 @@ from pluglm.kernel.sampling_params import SamplingParams
 from pluglm.testing.check import Check, expect, make_check
 from pluglm.testing.common import class_checks
 from pluglm.testing.simulation import Job
+from pluglm.verification.counts import SpeculationCounts
 
 MARK = "pluglm_impl"  # what pluggy's marker of this project leaves on a method
 
@@ -117,8 +118,7 @@ def story() -> list[tuple[str, dict[str, Any]]]:
         first_token_s=0.6,
         finished_s=0.6,
         num_preemptions=0,
-        num_drafted=0,
-        num_accepted=0,
+        speculation=SpeculationCounts(),
     )
     slot: dict[str, Any] = {
         "name": "fcfs",

@@ -6,7 +6,6 @@ A dictionary of slots stands for the tensors and a set of texts for the cache; w
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pluglm.kernel.core import CacheKey
@@ -14,8 +13,6 @@ from pluglm.kernel.errors import KVExhausted
 from pluglm.kernel.interfaces.kv import KVTransaction
 from pluglm.testing.check import expect
 from pluglm.testing.kv_sharing import Slots
-
-Operation = Callable[[KVTransaction, dict[int, "Text"]], None]
 
 
 @dataclass(slots=True)

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 
 from pluglm.kernel.core import SampleRow
-from pluglm.kernel.interfaces.sampler import FINAL_ROWS, NO_TOKEN, FinalRows, Sampler
+from pluglm.kernel.interfaces.component import ComponentUser
+from pluglm.kernel.interfaces.sampler import FINAL_ROWS, NO_TOKEN, EarlyParamsChecker, FinalRows, Sampler
 from pluglm.kernel.sampling_params import SamplingParams
 from pluglm.testing.check import Check, expect, make_check
 from pluglm.testing.common import common_checks, provides
-from pluglm.testing.context import make_context, small_spec
+from pluglm.testing.context import make_context, resolve_component, small_spec
 from pluglm.testing.sampler_laws import WARM, law_checks, temperature_divides_the_logits
 from pluglm.testing.sampler_rows import final_row_checks
 
@@ -22,6 +23,7 @@ from pluglm.testing.sampler_rows import final_row_checks
 
 Make = Callable[[int], Sampler]
 GREEDY, SAMPLED = SamplingParams(temperature=0.0), SamplingParams(temperature=1.0)
+KINDS = (GREEDY, SAMPLED, SamplingParams(top_k=3, repetition_penalty=1.5, min_p=0.1))
 
 
 def sampler_checks(cls: type[Any], config: Any = None) -> Iterator[Check]:
@@ -41,6 +43,8 @@ def sampler_checks(cls: type[Any], config: Any = None) -> Iterator[Check]:
         yield make_check(function, make, params)
     if hasattr(cls, "check"):
         yield make_check(refusals_are_one_line, make)
+    if issubclass(cls, EarlyParamsChecker):
+        yield make_check(early_refusals_hold_later, make, cls, config)
     if params is SAMPLED:
         yield make_check(masked_tokens_are_never_drawn, make)
         yield make_check(large_logits_do_not_overflow, make)
@@ -179,10 +183,23 @@ def a_row_without_a_token_gives_no_token_alone(make: Make, params: SamplingParam
 def refusals_are_one_line(make: Make) -> None:
     """`check` answers for every kind of params: None or a reason of one line."""
     sampler: Any = make(17)
-    for params in (GREEDY, SAMPLED, SamplingParams(top_k=3, repetition_penalty=1.5, min_p=0.1)):
-        reason = sampler.check(params)
-        fine = reason is None or (isinstance(reason, str) and reason.strip() and "\n" not in reason)
-        expect(bool(fine), "None or one line of text", repr(reason))
+    for params in KINDS:
+        _require_one_line(sampler.check(params))
+
+
+def early_refusals_hold_later(make: Make, cls: type[Any], config: Any) -> None:
+    """`check_early` answers in one line too, and refuses nothing that the built sampler takes."""
+    uses: Sequence[Any] = cls.uses(config) if isinstance(cls, ComponentUser) else ()
+    sampler, parts = make(17), [resolve_component(*one)[0] for one in uses]
+    for params in KINDS:
+        reason = cls.check_early(config, params, parts)
+        _require_one_line(reason)
+        expect(reason is None or not _takes(sampler, params), "nothing refused that `check` takes", repr(reason))
+
+
+def _require_one_line(reason: object) -> None:
+    is_text = isinstance(reason, str) and bool(reason.strip()) and "\n" not in reason
+    expect(reason is None or is_text, "None or one line of text", repr(reason))
 
 
 def masked_tokens_are_never_drawn(make: Make) -> None:

@@ -5,7 +5,7 @@ Each takes (p_KV [k + 1, V], drafts [k], q_KV [k, V] or None, coins [k], recover
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,6 @@ import numpy.typing as npt
 # K: rows of the window, V: vocabulary
 
 Array = npt.NDArray[np.float64]
-Reference = Callable[[Array, Sequence[int], Array | None, Sequence[float], float], list[int]]
 
 
 def pick(weights_V: Array, coin: float) -> int:

@@ -11,19 +11,20 @@ from pluglm_attention.native_kernel import NativeKernel
 from pluglm_attention.segment_kernel import SegmentKernel
 from pluglm_attention.tiled import tiled_attention
 from pluglm_attention.torch_kernels import TorchKernel
+from pluglm_attention.triton.launch_configs import LaunchTable
 from pluglm_attention.triton_kernels import TritonFlash, TritonPaged, codes_of
 
 
-def _on_triton(context: BuildContext) -> AttentionKernel:
+def _on_triton(context: BuildContext, table: LaunchTable) -> AttentionKernel:
     codes = codes_of(context.kv_format)
-    return TritonFlash() if codes is None else TritonPaged(codes)
+    return TritonFlash(table) if codes is None else TritonPaged(codes, table)
 
 
 MAKERS: Mapping[str, KernelMaker] = {
     "triton": _on_triton,
-    "native": NativeKernel,
-    "torch": lambda context: TorchKernel.flash(context.kv_format),
-    "tiled": lambda context: SegmentKernel(tiled_attention, context.kv_format),
+    "native": lambda context, _: NativeKernel(context),
+    "torch": lambda context, _: TorchKernel.flash(context.kv_format),
+    "tiled": lambda context, _: SegmentKernel(tiled_attention, context.kv_format),
 }
 
 

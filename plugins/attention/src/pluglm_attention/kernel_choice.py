@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Protocol
+from pathlib import Path
+from typing import Any, Literal, Protocol, Self
 
 import torch
+from pydantic import model_validator
 
-from pluglm.kernel.errors import IncompatibleError
+from pluglm.kernel.errors import ConfigError, IncompatibleError
 from pluglm.kernel.interfaces.attention import AttentionBatch
 from pluglm.kernel.interfaces.component import BuildContext, ComponentConfig
 from pluglm.kernel.interfaces.kernels import Candidate, KernelChoice, choose
@@ -16,7 +18,7 @@ from pluglm.kernel.interfaces.model import LayerSpec
 from pluglm.native.tools import NativeTools
 from pluglm_attention import native_kernel
 from pluglm_attention.triton import unavailable
-from pluglm_attention.triton.launch_configs import DEFAULT_TABLE, choose_config
+from pluglm_attention.triton.launch_configs import DEFAULT_TABLE, LaunchTable, choose_config, read_table
 from pluglm_attention.triton_kernels import why_not_encoded
 
 BY_SHAPE = "torch picks its products by shape, so a row's bits depend on its batch"
@@ -29,9 +31,20 @@ class KernelConfig(ComponentConfig):
 
     In deterministic runs it is the first of native and tiled (torch's products in tiles of one shape), the only ones
     that keep a row's bits. Any other name is that kernel or no run.
+    launch_table: a file that `python -m pluglm_attention.triton.autotune` wrote on such a device, for the kernel
+    triton; relative to the working directory. None takes sizes that were chosen from what the compiler reports.
     """
 
     kernel: Literal["auto", "native", "tiled", "torch", "triton"] = "auto"
+    launch_table: Path | None = None
+
+    @model_validator(mode="after")
+    def _table_is_used(self) -> Self:
+        if self.launch_table is not None and self.kernel not in ("auto", "triton"):
+            raise ValueError(
+                f"launch_table is for the kernel triton, and kernel is {self.kernel}; leave one of them out"
+            )
+        return self
 
 
 class AttentionKernel(Protocol):
@@ -44,7 +57,7 @@ class AttentionKernel(Protocol):
     ) -> torch.Tensor: ...
 
 
-KernelMaker = Callable[[BuildContext], AttentionKernel]
+KernelMaker = Callable[[BuildContext, LaunchTable], AttentionKernel]
 
 
 def why_not_triton(context: BuildContext) -> str | None:
@@ -92,14 +105,27 @@ def build_kernel(
 ) -> AttentionKernel:
     """The kernel that the config names, or the first that can run; the choice goes into the context's log.
 
-    makers: one for each of CANDIDATES. IncompatibleError, with the reason, when the named one cannot run.
+    makers: one for each of CANDIDATES. IncompatibleError, with the reason, when the named one cannot run, or the one
+    that a launch_table is for. ConfigError for a table that is none.
     """
     choice = choose(f"{plugin} attention", _candidates(plugin, config, context), context)
     recorded = choice
     if choice.kernel == "native":
         recorded = KernelChoice(choice.operation, f"native ({context.tools.level})", choice.refused)
     context.kernels.add(recorded)
-    return makers[choice.kernel](context)
+    return makers[choice.kernel](context, _launch_table(plugin, config, choice))
+
+
+def _launch_table(plugin: str, config: KernelConfig, choice: KernelChoice) -> LaunchTable:
+    if config.launch_table is None:
+        return DEFAULT_TABLE
+    if choice.kernel != "triton":
+        reason = dict(choice.refused)["triton"]
+        raise IncompatibleError(f"attention '{plugin}': launch_table is for the kernel triton: {reason}; leave it out")
+    try:
+        return read_table(config.launch_table)
+    except ValueError as error:
+        raise ConfigError(f"attention.launch_table: {error}; write it anew, or leave the key out") from error
 
 
 def _candidates(plugin: str, config: KernelConfig, context: BuildContext) -> tuple[Candidate, ...]:

@@ -14,10 +14,10 @@ from pluglm_attention.torch_kernels import TorchKernel
 from pluglm_attention.triton_kernels import TritonPaged, codes_of
 
 MAKERS: Mapping[str, KernelMaker] = {
-    "triton": lambda context: TritonPaged(codes_of(context.kv_format)),
-    "native": NativeKernel,
-    "torch": lambda context: TorchKernel.paged(context.kv_format),
-    "tiled": lambda context: SegmentKernel(tiled_attention, context.kv_format),
+    "triton": lambda context, table: TritonPaged(codes_of(context.kv_format), table),
+    "native": lambda context, _: NativeKernel(context),
+    "torch": lambda context, _: TorchKernel.paged(context.kv_format),
+    "tiled": lambda context, _: SegmentKernel(tiled_attention, context.kv_format),
 }
 
 

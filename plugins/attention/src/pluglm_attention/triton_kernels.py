@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import cast
 
 import torch
@@ -12,7 +13,7 @@ from pluglm.kernel.interfaces.kv import KVStore
 from pluglm.kernel.interfaces.kv_format import KVFormat, PartedStore, SymmetricCodes
 from pluglm.kernel.interfaces.model import LayerSpec
 from pluglm_attention.slots import first_slot_if_consecutive, first_visible_key, key_slots
-from pluglm_attention.triton.launch_configs import check_storage
+from pluglm_attention.triton.launch_configs import DEFAULT_TABLE, LaunchTable, check_storage
 from pluglm_attention.triton.plan import FlashPlan, KVScales, TritonPlan, plan_flash, plan_paged
 
 # T: tokens of the flat batch, S: keys, N: query heads, K: kv heads, H: head dim
@@ -55,11 +56,11 @@ class PagedPlan:
 class TritonPaged:
     """Keys through block tables, in place. Its plans are a GraphAttention's. codes: of a KV format, one of CODES."""
 
-    def __init__(self, codes: SymmetricCodes | None = None) -> None:
+    def __init__(self, codes: SymmetricCodes | None = None, table: LaunchTable = DEFAULT_TABLE) -> None:
         from pluglm_attention.triton.launch import launch_unified
         from pluglm_attention.triton.launch_scatter import launch_scatter
 
-        self._attend, self._store, self._codes = launch_unified, launch_scatter, codes
+        self._attend, self._store, self._codes = partial(launch_unified, table=table), launch_scatter, codes
 
     def plan(self, batch: AttentionBatch) -> PagedPlan:
         return PagedPlan(batch.slots_T, plan_paged(batch.segments, batch.block_size, batch.slots_T.device))
@@ -120,11 +121,11 @@ class RowsPlan:
 class TritonFlash:
     """Keys in consecutive rows: in place where every sequence's blocks lie side by side, else gathered first."""
 
-    def __init__(self) -> None:
+    def __init__(self, table: LaunchTable = DEFAULT_TABLE) -> None:
         from pluglm_attention.triton.launch import launch_flash
         from pluglm_attention.triton.launch_scatter import launch_scatter
 
-        self._attend, self._store = launch_flash, launch_scatter
+        self._attend, self._store = partial(launch_flash, table=table), launch_scatter
 
     def plan(self, batch: AttentionBatch) -> RowsPlan:
         return RowsPlan(batch)

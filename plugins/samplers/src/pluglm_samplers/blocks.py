@@ -96,3 +96,10 @@ def mean_below(below_BC: Floats, mass_BC: Floats, total_B1: Wide) -> Wide:
 def drop_where(logits_BC: Floats, is_dropped_BC: NDArray[np.bool_]) -> None:
     """To -inf, in place."""
     np.copyto(logits_BC, np.float32(-np.inf), where=is_dropped_BC)
+
+
+def keep_only(logits_V: Floats, ids_n: Ids) -> None:
+    """All others to -inf, in place."""
+    kept_n = logits_V[ids_n]
+    logits_V.fill(-np.inf)
+    logits_V[ids_n] = kept_n

@@ -33,14 +33,14 @@ DEFAULT_STEPS = PRESETS["default"]
 class ChainConfig(ComponentConfig):
     """preset: a named order of steps. steps: an order of one's own, each a name or {use: NAME, ...the step's own keys}.
 
-    Steps take the place of the preset `default`, and are refused beside another. steps [] draws from the raw logits.
+    Without either it is the preset `default`. steps [] draws from the raw logits.
     fast: whether truncations may be fused; false takes every row step by step, true refuses a run or a request that
     cannot be fused. The tokens are the same: on the host bit for bit, on CUDA up to the rounding of top_p's masses (see
     `triton.cut`). With true too, rows on the host are taken whole where their probabilities are asked for, and where
     one of their batch has too many candidates (ties), no finite best logit, or an earlier step to be fused from.
     """
 
-    preset: Preset = "default"
+    preset: Preset | None = None
     fast: bool | Literal["auto"] = "auto"
     steps: tuple[Slot, ...] = tuple(Slot(use=name) for name in DEFAULT_STEPS)
 
@@ -62,8 +62,8 @@ class ChainConfig(ComponentConfig):
 
     @model_validator(mode="after")
     def _one_order(self) -> Self:
-        """By value: a config that spells out the steps of its preset, or the default preset, is the same config."""
-        if self.preset != "default" and self.steps != tuple(Slot(use=name) for name in PRESETS[self.preset]):
+        """By value: a config that spells out the steps of its preset is the same config."""
+        if self.preset is not None and self.steps != tuple(Slot(use=name) for name in PRESETS[self.preset]):
             raise ValueError(f"preset {self.preset} has steps of its own; leave out preset or steps")
         return self
 
@@ -104,12 +104,16 @@ class ChainSampler(Sampler):
     def uses(cls, config: ChainConfig) -> list[tuple[str, str, Mapping[str, Any]]]:
         return [("logits_step", use.use, use.options) for use in config.steps]
 
+    @classmethod
+    def check_early(cls, config: ChainConfig, params: SamplingParams, parts: Sequence[type[Any]]) -> str | None:
+        """Names a parameter for which no step is configured."""
+        supported = frozenset(name for step in parts for name in step.parameters)
+        return _unread(params, supported, [use.use for use in config.steps])
+
     def check(self, params: SamplingParams) -> str | None:
         """Names a parameter for which no step is configured, which would be ignored, or says why `fast: true` fails."""
-        if wanted := unsupported(params, self._parameters):
-            have = ", ".join(self._names) or "none"
-            return f"{wanted} needs a logits step that is not in sampler.steps (configured: {have})"
-        return self._slow(params) if self._device_of_fast else None
+        unread = _unread(params, self._parameters, self._names)
+        return unread if unread or not self._device_of_fast else self._slow(params)
 
     def _slow(self, params: SamplingParams) -> str | None:
         """Why a request would be taken step by step where `fast: true` is configured."""
@@ -190,6 +194,11 @@ class ChainSampler(Sampler):
             return self._draw(self._through(plan.fused_steps, logits_RV, rows), rows, plan)
         places = self._draw(self._through(plan.fused_steps, found.logits_RC, rows), rows, plan)
         return [NO_TOKEN if place == NO_TOKEN else ids_C[place] for place, ids_C in zip(places, found.ids, strict=True)]
+
+
+def _unread(params: SamplingParams, supported: frozenset[str], steps: Sequence[str]) -> str | None:
+    wanted, have = unsupported(params, supported), ", ".join(steps) or "none"
+    return f"{wanted} needs a logits step that is not in sampler.steps (configured: {have})" if wanted else None
 
 
 def _apply(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -30,12 +31,14 @@ class GreedySampler(Sampler):
     def capabilities(cls, config: ComponentConfig) -> Capabilities:
         return Capabilities(provides=frozenset({FINAL_ROWS}))
 
+    @classmethod
+    def check_early(cls, config: ComponentConfig, params: SamplingParams, parts: Sequence[type[Any]]) -> str | None:
+        """All that `check` says."""
+        return _problem(params)
+
     def check(self, params: SamplingParams) -> str | None:
         """Why these params need another sampler: a temperature, or a penalty."""
-        if not params.greedy:
-            return f"temperature={params.temperature!r} needs sampling: set temperature: 0 or sampler: chain"
-        wanted = unsupported(params, ())
-        return f"{wanted} would be ignored by sampler 'greedy': drop it or set sampler: chain" if wanted else None
+        return _problem(params)
 
     def sample(self, logits_RV: torch.Tensor, rows: Sequence[SampleRow]) -> list[int]:
         """RequestError for a row that `check` refuses; never greedy in silence."""
@@ -52,3 +55,10 @@ class GreedySampler(Sampler):
             reason = self.check(row.params)
             if reason is not None:
                 raise RequestError(reason)
+
+
+def _problem(params: SamplingParams) -> str | None:
+    if not params.greedy:
+        return f"temperature={params.temperature!r} needs sampling: set temperature: 0 or sampler: chain"
+    wanted = unsupported(params, ())
+    return f"{wanted} would be ignored by sampler 'greedy': drop it or set sampler: chain" if wanted else None

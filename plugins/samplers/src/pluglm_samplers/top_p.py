@@ -11,8 +11,8 @@ from pluglm.kernel.core import SampleRow
 from pluglm.kernel.interfaces.component import ComponentConfig
 from pluglm.kernel.interfaces.sampler import LogitsStep
 from pluglm.kernel.sampling_params import SamplingParams
-from pluglm_samplers.blocks import SHORT, Floats, Ids, Wide, in_blocks, masses, on_host, running_sums
-from pluglm_samplers.mass_prefix import keep_mass_prefix
+from pluglm_samplers.blocks import SHORT, Floats, Ids, Wide, in_blocks, keep_only, masses, on_host, running_sums
+from pluglm_samplers.mass_prefix import floors, mass_prefix
 from pluglm_samplers.ranking import descending, keep_best, keep_prefix, sort_best
 
 # R: rows, V: vocabulary, B: rows of a block, C: columns of a block
@@ -68,17 +68,29 @@ def nucleus_sizes(ranked_RV: torch.Tensor, top_p: Sequence[float]) -> torch.Tens
 
 
 def _keep_nuclei_of_block(logits_BC: Floats, p_B1: Wide, most_B: Ids | None = None) -> None:
-    if logits_BC.shape[1] <= SHORT:
+    num_kept = logits_BC.shape[1]
+    if num_kept > SHORT and p_B1[0, 0] < 1:
+        below_1V, mass_1V, total_11 = masses(logits_BC)
+        if np.isnan(total_11[0, 0]):
+            return
+        ids_n = _nucleus(logits_BC[0], below_1V[0], mass_1V[0], float(total_11[0, 0]), float(p_B1[0, 0]))
+        if ids_n is None:
+            _keep_ranked(logits_BC, p_B1, most_B)
+            return
+        keep_only(logits_BC[0], ids_n)
+        num_kept = len(ids_n)
+    elif num_kept <= SHORT:
         _keep_ranked(logits_BC, p_B1, most_B)
         return
-    below_1V, mass_1V, total_11 = masses(logits_BC)
-    if np.isnan(total_11[0, 0]):
-        return
-    p, num_kept = float(p_B1[0, 0]), logits_BC.shape[1]
-    if p < 1:
-        num_kept = keep_mass_prefix(logits_BC[0], np.abs(below_1V[0]), mass_1V[0], p * float(total_11[0, 0]))
     if most_B is not None and most_B[0] < num_kept:
         keep_best(torch.from_numpy(logits_BC), torch.from_numpy(most_B))
+
+
+def _nucleus(logits_V: Floats, below_V: Floats, mass_V: Floats, total: float, p: float) -> Ids | None:
+    """Ids as `mass_prefix` gives them. Tokens rank by their logits, since l - max l may round some to the same."""
+    best = float(logits_V.max())
+    ceilings = (-(best + floor) for floor in floors(below_V, (1 - p) * total))
+    return mass_prefix(np.float32(0.0) - logits_V, mass_V, p * total, ceilings)
 
 
 def _keep_ranked(logits_BC: Floats, p_B1: Wide, most_B: Ids | None) -> None:

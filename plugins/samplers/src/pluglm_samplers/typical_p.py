@@ -11,9 +11,20 @@ from pluglm.kernel.core import SampleRow
 from pluglm.kernel.interfaces.component import ComponentConfig
 from pluglm.kernel.interfaces.sampler import LogitsStep
 from pluglm.kernel.sampling_params import SamplingParams
-from pluglm_samplers.blocks import SHORT, Floats, Wide, drop_where, in_blocks, masses, mean_below, on_host, running_sums
+from pluglm_samplers.blocks import (
+    SHORT,
+    Floats,
+    Wide,
+    drop_where,
+    in_blocks,
+    keep_only,
+    masses,
+    mean_below,
+    on_host,
+    running_sums,
+)
 from pluglm_samplers.columns import entropy, row_sum, wide_column
-from pluglm_samplers.mass_prefix import keep_mass_prefix
+from pluglm_samplers.mass_prefix import floors, mass_prefix
 
 # R: rows, V: vocabulary, B: rows of a block, C: columns of a block
 
@@ -59,13 +70,20 @@ class TypicalP(LogitsStep):
 def _keep_typical(logits_BC: Floats, p_B1: Wide) -> None:
     """|-ln p - H| is |(l - max l) - its mean|: what a logarithm of the total would add cancels out."""
     below_BC, mass_BC, total_B1 = masses(logits_BC)
-    odd_BC = np.abs(below_BC - mean_below(below_BC, mass_BC, total_B1).astype(np.float32))
-    if logits_BC.shape[1] <= SHORT:
-        _drop_odd(logits_BC, odd_BC, mass_BC, p_B1 * total_B1)
-        return
-    if np.isnan(total_B1[0, 0]):
-        return
-    keep_mass_prefix(logits_BC[0], odd_BC[0], mass_BC[0], float(p_B1[0, 0] * total_B1[0, 0]))
+    mean_B1 = mean_below(below_BC, mass_BC, total_B1).astype(np.float32)
+    odd_BC = np.abs(below_BC - mean_B1)
+    wanted_B1 = p_B1 * total_B1
+    if logits_BC.shape[1] > SHORT:
+        if np.isnan(total_B1[0, 0]):
+            return
+        mean, spare = float(mean_B1[0, 0]), float((total_B1 - wanted_B1)[0, 0])
+        # every token above a floor is at most so odd
+        ceilings = (max(abs(floor - mean), abs(mean)) for floor in floors(below_BC[0], spare))
+        ids_n = mass_prefix(odd_BC[0], mass_BC[0], float(wanted_B1[0, 0]), ceilings)
+        if ids_n is not None:
+            keep_only(logits_BC[0], ids_n)
+            return
+    _drop_odd(logits_BC, odd_BC, mass_BC, wanted_B1)
 
 
 def _drop_odd(logits_BC: Floats, odd_BC: Floats, mass_BC: Floats, wanted_B1: Wide) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from pluglm.kernel.interfaces.component import Component
 from pluglm.verification.randomness import Purpose, window_uniforms
@@ -86,4 +86,17 @@ class Drafter(Component, Protocol):
 
     def release(self, sequence_id: int) -> None:
         """The sequence ended or lost its KV; forget its state. Called for every id that was ever shown, maybe twice."""
+        ...
+
+
+@runtime_checkable
+class BoundedDrafter(Protocol):
+    """Optional ability: says how much it proposes at most, so that the memory plan counts no more rows than that.
+
+    Without it every token of a step counts as one whose logits are computed.
+    """
+
+    @classmethod
+    def most_tokens(cls, config: Any) -> int:
+        """Tokens of one proposal at most, whatever max_tokens allows. Called before anything is built."""
         ...

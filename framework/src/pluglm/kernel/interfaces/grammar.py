@@ -18,7 +18,7 @@ GRAMMAR_VERSION = 1
 class GrammarSpec(BaseModel):
     """What the output must match. `kind` is a name that the configured grammar component knows."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", revalidate_instances="always")  # a copy may hold anything
 
     kind: str
     value: Any

@@ -47,6 +47,19 @@ class ParamsChecker(Protocol):
 
 
 @runtime_checkable
+class EarlyParamsChecker(Protocol):
+    """Optional ability of a sampler: tell what `check` would refuse before anything is built, as of a config's own."""
+
+    @classmethod
+    def check_early(cls, config: Any, params: SamplingParams, parts: Sequence[type[Any]]) -> str | None:
+        """Why a sampler of this config cannot honour params, or None; None too where only a built one can tell.
+
+        parts: the classes that `uses` names, in its order.
+        """
+        ...
+
+
+@runtime_checkable
 class FinalRows(Protocol):
     """Optional ability of a sampler, declared by the tag FINAL_ROWS: tells the probabilities that `sample` draws from.
 

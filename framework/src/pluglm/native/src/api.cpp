@@ -14,6 +14,9 @@ enum Type : int32_t { FLOAT32 = 0, BFLOAT16 = 1 };
 template <typename T>
 void linear_to(Tools& tools, const Linear<T>& layer, const T* x_RK, int64_t rows, int32_t out_type, void* out_RN) {
   if (out_type == FLOAT32) return linear(tools.pool, tools.tiles, layer, x_RK, rows, (float*)out_RN);
+  if constexpr (std::is_same_v<T, bf16>)
+    if (takes_panels(layer, rows))
+      return linear_in_panels(tools.pool, tools.tiles, layer, x_RK, rows, (bf16*)out_RN);
   auto* wide = (float*)tools.work.get(rows * layer.outputs * sizeof(float));
   linear(tools.pool, tools.tiles, layer, x_RK, rows, wide);
   each_row(tools.pool, rows, layer.outputs, [&](int64_t row) {
@@ -91,16 +94,8 @@ int32_t pluglm_gated(Tools* tools, int32_t type, int32_t activation, const void*
                  }))
 }
 
-// Whether pluglm_gated_product takes this layer, a Linear<bf16>.
-int32_t pluglm_panels_fit(const void* gate_up) { return panels_fit(*(const Linear<bf16>*)gate_up); }
-
-int32_t pluglm_gated_product(Tools* tools, int32_t activation, const void* gate_up, const void* x_RK, int64_t rows,
-                             void* out_RI) {
-  return in_turn(tools, [&] {
-    gated_panels(tools->pool, tools->tiles, *(const Linear<bf16>*)gate_up, Activation(activation), (const bf16*)x_RK,
-                 rows, (bf16*)out_RI);
-  });
-}
+// Whether many rows of a Linear<bf16> are multiplied in panels.
+int32_t pluglm_panels_fit(const void* layer) { return panels_fit(*(const Linear<bf16>*)layer); }
 
 int32_t pluglm_pre_attention(Tools* tools, int32_t type, const void* layer, const void* x_TD, const void* cos_TH,
                              const void* sin_TH, int64_t rows, void* heads_TCH) {

@@ -1,6 +1,9 @@
 #include "layer.h"
 
+#include <type_traits>
 #include <vector>
+
+#include "panels.h"
 
 namespace pluglm {
 
@@ -66,21 +69,72 @@ void turn_heads(Pool& pool, const Layer<T>& layer, const In* projected, const T*
 }
 
 template <typename T>
-void pre_attention(Tools& tools, const Layer<T>& layer, const T* x_TD, const T* cos_TH, const T* sin_TH, int64_t rows,
-                   T* heads_TCH) {
+void add_and_norm(Pool& pool, const T* x_TD, const T* change_TD, const float* out_norm, const float* norm, float eps,
+                  int64_t rows, int64_t width, T* sum_TD, T* normed_TD) {
+  each_row(pool, rows, width, [&](int64_t row) {
+    thread_local std::vector<float> change, sum;
+    change.resize(width), sum.resize(width);
+    copy_row(change_TD + row * width, width, change.data());
+    add(x_TD + row * width, change.data(), out_norm, eps, width, sum.data());
+    copy_row(sum.data(), width, sum_TD + row * width);
+    if (norm) normalise(sum.data(), norm, eps, width, normed_TD + row * width);
+  });
+}
+
+namespace {
+
+// projected: what the product gives, which is rounded to it.
+template <typename Projected, typename T, typename Product>
+void pre_attention_by(Tools& tools, const Layer<T>& layer, const T* x_TD, const T* cos_TH, const T* sin_TH,
+                      int64_t rows, T* heads_TCH, Product&& product) {
   const int64_t width = layer.qkv.inputs, projected = layer.qkv.outputs;
-  Pieces pieces(tools.work, Pieces::size_of<T>(rows * width) + Pieces::size_of<float>(rows * projected));
+  Pieces pieces(tools.work, Pieces::size_of<T>(rows * width) + Pieces::size_of<Projected>(rows * projected));
   T* normed_TD = pieces.take<T>(rows * width);
-  float* qkv = pieces.take<float>(rows * projected);
+  auto* qkv = pieces.take<Projected>(rows * projected);
   each_row(tools.pool, rows, width, [&](int64_t row) {
     normalise(x_TD + row * width, layer.attention_norm, layer.eps, width, normed_TD + row * width);
   });
-  linear(tools.pool, tools.tiles, layer.qkv, normed_TD, rows, qkv);
+  product(normed_TD, qkv);
   turn_heads(tools.pool, layer, qkv, cos_TH, sin_TH, rows, heads_TCH);
+}
+
+// In panels, which round what they give: rows are many, and as wide as float32 they would leave the caches.
+void post_attention_of_many(Tools& tools, const Layer<bf16>& layer, const bf16* x_TD, const bf16* attended,
+                            int64_t rows, bf16* out_TD) {
+  const int64_t D = layer.output.outputs, inner = layer.down.inputs;
+  Pieces pieces(tools.work, 3 * Pieces::size_of<bf16>(rows * D) + Pieces::size_of<bf16>(rows * inner));
+  bf16 *change = pieces.take<bf16>(rows * D), *sum_TD = pieces.take<bf16>(rows * D);
+  bf16 *normed = pieces.take<bf16>(rows * D), *active = pieces.take<bf16>(rows * inner);
+  linear_in_panels(tools.pool, tools.tiles, layer.output, attended, rows, change);
+  add_and_norm(tools.pool, x_TD, change, layer.attention_out_norm, layer.mlp_norm, layer.eps, rows, D, sum_TD, normed);
+  gated_in_panels(tools.pool, tools.tiles, layer.gate_up, layer.activation, normed, rows, active);
+  linear_in_panels(tools.pool, tools.tiles, layer.down, active, rows, change);
+  add_and_norm<bf16>(tools.pool, sum_TD, change, layer.mlp_out_norm, nullptr, layer.eps, rows, D, out_TD, nullptr);
+}
+
+}  // namespace
+
+template <typename T>
+void pre_attention(Tools& tools, const Layer<T>& layer, const T* x_TD, const T* cos_TH, const T* sin_TH, int64_t rows,
+                   T* heads_TCH) {
+  if constexpr (std::is_same_v<T, bf16>)
+    if (takes_panels(layer.qkv, rows))
+      return pre_attention_by<bf16>(tools, layer, x_TD, cos_TH, sin_TH, rows, heads_TCH,
+                                    [&](const bf16* x, bf16* to) {
+                                      linear_in_panels(tools.pool, tools.tiles, layer.qkv, x, rows, to);
+                                    });
+  pre_attention_by<float>(tools, layer, x_TD, cos_TH, sin_TH, rows, heads_TCH, [&](const T* x, float* to) {
+    linear(tools.pool, tools.tiles, layer.qkv, x, rows, to);
+  });
 }
 
 template <typename T>
 void post_attention(Tools& tools, const Layer<T>& layer, const T* x_TD, const T* attended, int64_t rows, T* out_TD) {
+  if constexpr (std::is_same_v<T, bf16>) {
+    const bool all = takes_panels(layer.output, rows) && takes_panels(layer.gate_up, rows);
+    if (all && takes_panels(layer.down, rows))
+      return post_attention_of_many(tools, layer, x_TD, attended, rows, out_TD);
+  }
   const int64_t D = layer.output.outputs, inner = layer.down.inputs;
   Pieces pieces(tools.work, 2 * Pieces::size_of<float>(rows * D) + Pieces::size_of<T>(rows * D) +
                                 Pieces::size_of<float>(rows * 2 * inner) + Pieces::size_of<T>(rows * inner));
@@ -105,19 +159,6 @@ void post_attention(Tools& tools, const Layer<T>& layer, const T* x_TD, const T*
     float* sum_D = sum_TD + row * D;
     add(sum_D, change + row * D, layer.mlp_out_norm, layer.eps, D, sum_D);
     copy_row(sum_D, D, out_TD + row * D);
-  });
-}
-
-template <typename T>
-void add_and_norm(Pool& pool, const T* x_TD, const T* change_TD, const float* out_norm, const float* norm, float eps,
-                  int64_t rows, int64_t width, T* sum_TD, T* normed_TD) {
-  each_row(pool, rows, width, [&](int64_t row) {
-    thread_local std::vector<float> change, sum;
-    change.resize(width), sum.resize(width);
-    copy_row(change_TD + row * width, width, change.data());
-    add(x_TD + row * width, change.data(), out_norm, eps, width, sum.data());
-    copy_row(sum.data(), width, sum_TD + row * width);
-    if (norm) normalise(sum.data(), norm, eps, width, normed_TD + row * width);
   });
 }
 

@@ -1,17 +1,27 @@
-// A feed-forward part's first product and its gated activation at once, for many rows: what the two products of a value
-// give never leaves the registers. For CPUs that multiply pairs of bfloat16 and have no matrix tiles.
+// Products of many rows: weights are packed as they pass, sixteen outputs side by side, so that a register of them
+// meets one pair of x and no sum has to be added across its lanes. For CPUs that multiply pairs of bfloat16 and have no
+// matrix tiles.
 #pragma once
 #include "linear.h"
 #include "rows.h"
 
 namespace pluglm {
 
-// Whether this build has them, and the layer the shape for them: outputs a multiple of 32, inputs of 32, no bias.
-bool panels_fit(const Linear<bf16>& gate_up);
+// Whether this build has them and no matrix tiles, and the layer the shape for them: multiples of 32 outputs and inputs.
+bool panels_fit(const Linear<bf16>& layer);
+
+constexpr int64_t PANEL_ROWS = 48;  // from so many on, packing costs less than sums across lanes (tried on Zen 4)
+
+inline bool takes_panels(const Linear<bf16>& layer, int64_t rows) { return rows >= PANEL_ROWS && panels_fit(layer); }
+
+// out_RN = x weight' + bias, added up in float32. A row's bits do not depend on the others. Out: float or bf16.
+template <typename Out>
+void linear_in_panels(Pool& pool, Scratch& scratch, const Linear<bf16>& layer, const bf16* x_RK, int64_t rows,
+                      Out* out_RN);
 
 // out_RI = activation(x gate') * (x up'), I half of the outputs: gate and up are the two halves of the weight rows.
-// All is float32 but for what goes in and comes out. A row's bits do not depend on the others.
-void gated_panels(Pool& pool, Scratch& scratch, const Linear<bf16>& gate_up, Activation kind, const bf16* x_RK,
-                  int64_t rows, bf16* out_RI);
+// What the two give never leaves the first cache, and is not rounded.
+void gated_in_panels(Pool& pool, Scratch& scratch, const Linear<bf16>& gate_up, Activation kind, const bf16* x_RK,
+                     int64_t rows, bf16* out_RI);
 
 }  // namespace pluglm

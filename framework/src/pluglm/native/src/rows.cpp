@@ -17,6 +17,8 @@ vec gelu(vec x) {
   return x;
 }
 
+}  // namespace
+
 vec activate(Activation kind, vec x) {
   switch (kind) {
     case SILU: return silu(x);
@@ -25,8 +27,6 @@ vec activate(Activation kind, vec x) {
     default: return select(x > 0.0f, x, select(x != x, x, splat(0.0f)));
   }
 }
-
-}  // namespace
 
 template <typename In, typename Out>
 void gated(Activation kind, const In* gate, const In* up, int64_t width, Out* out) {

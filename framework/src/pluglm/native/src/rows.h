@@ -47,6 +47,9 @@ void rotate(const In* x, const Angle* cosine, const Angle* sine, int64_t head_di
   }
 }
 
+// activation(x) of each lane.
+vec activate(Activation kind, vec x);
+
 // out = activation(gate) * up over `width` values.
 template <typename In, typename Out>
 void gated(Activation kind, const In* gate, const In* up, int64_t width, Out* out);

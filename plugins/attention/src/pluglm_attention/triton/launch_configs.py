@@ -1,7 +1,8 @@
 """Tile sizes of the attention kernels by kernel, device and head dim. Imports no triton.
 
 The table here was chosen from what the compiler reports (no spills, shared memory within the device's limit) and has
-not been measured on a GPU yet; `autotune` measures one for a device and writes it to a file that `read_table` reads.
+not been measured on a GPU yet; `autotune` measures one for a device and writes it to a file, which the config key
+`launch_table` of an attention names.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -108,16 +109,28 @@ def write_table(path: Path, table: LaunchTable, device_name: str) -> None:
 
 
 def read_table(path: Path) -> LaunchTable:
-    """The default table, with the entries of a file from write_table in their places. ValueError names a bad one."""
-    table = dict(DEFAULT_TABLE)
-    for entry in json.loads(path.read_text(encoding="utf-8"))["entries"]:
-        fields = dict(entry)
-        try:
-            key = (fields.pop("kernel"), fields.pop("capability"), fields.pop("head_dim"))
-            config = LaunchConfig(**fields)
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"{path}: {entry} is no launch config: {error}") from error
-        if key not in DEFAULT_TABLE:
-            raise ValueError(f"{path}: {entry} is of no known kernel, capability and head dim")
-        table[key] = config
-    return MappingProxyType(table)
+    """The default table, with the entries of a file from write_table in their places.
+
+    ValueError of one line, also for a file that cannot be read or is none of write_table; it names a bad entry.
+    """
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))["entries"]
+        return MappingProxyType({**DEFAULT_TABLE, **dict(_entry(path, one) for one in entries)})
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is no table of launch configs: {' '.join(str(error).split())}") from error
+
+
+def _entry(path: Path, entry: Mapping[str, Any]) -> tuple[Key, LaunchConfig]:
+    fields = dict(entry)
+    try:
+        key = (fields.pop("kernel"), fields.pop("capability"), fields.pop("head_dim"))
+        config = LaunchConfig(**fields)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{path}: {entry} is no launch config: {error}") from error
+    if key not in DEFAULT_TABLE:
+        raise ValueError(f"{path}: {entry} is of no known kernel, capability and head dim")
+    if any(type(one) is not int or one < 1 for one in asdict(config).values()):
+        raise ValueError(f"{path}: {entry} must have whole numbers from 1")
+    return key, config
