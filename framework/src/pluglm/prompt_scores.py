@@ -44,7 +44,7 @@ class ScoringRunner(ModelRunner):
     def __init__(self, runner: ModelRunner, num_ids: int) -> None:
         """num_ids: ids that the tokenizer knows; the head may have more."""
         super().__init__(runner.backend, runner.model, runner.attention, runner.kv, runner.store)
-        self._num_ids = num_ids
+        self._inner, self._num_ids = runner, num_ids
         self._prompts: dict[int, _Prompt] = {}
 
     def score(self, sequence_id: int, token_ids: tuple[int, ...], num_top: int) -> None:
@@ -60,12 +60,16 @@ class ScoringRunner(ModelRunner):
 
     def run(self, inputs: ModelInput) -> torch.Tensor:
         """As the runner's; logits_RV of the rows that were asked for."""
-        return self._scored(inputs, super().run)
+        return self._scored(inputs, self._inner.run)
 
     def run_beside(self, inputs: ModelInput, meanwhile: Callable[[], None]) -> torch.Tensor:
         """As the runner's; logits_RV of the rows that were asked for."""
-        run_beside = super().run_beside
-        return self._scored(inputs, lambda wider: run_beside(wider, meanwhile))
+        return self._scored(inputs, lambda wider: self._inner.run_beside(wider, meanwhile))
+
+    def let_go(self) -> None:
+        """Of weights and KV memory, even while somebody holds this runner. Nothing runs any more."""
+        for one in (self, self._inner):
+            vars(one).update(model=None, attention=None, store=None)
 
     def _scored(self, inputs: ModelInput, run: Callable[[ModelInput], torch.Tensor]) -> torch.Tensor:
         places = list(self._places(inputs)) if self._prompts else []
