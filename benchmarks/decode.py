@@ -14,13 +14,13 @@ with every sample.
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import signal
 import sys
 from pathlib import Path
 from typing import Any
 
+from command_line import whole, write_record
 from peers.cases import CASES, chosen
 from peers.environments import UnavailableError, python_of, versions_in
 from peers.pins import ENTRANTS, OURS
@@ -35,16 +35,13 @@ ROOT = Path(__file__).parents[1]
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     tags = sorted({tag for case in CASES for tag in case.tags})
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--rounds", type=int, default=3, help="of a case; long ones take half of them")
+    parser.add_argument("--threads", type=whole, nargs="+", default=[1, 2])
+    parser.add_argument("--rounds", type=whole, default=3, help="of a case; long ones take half of them")
     parser.add_argument("--only", nargs="+", choices=tags, default=[], metavar="TAG", help=", ".join(tags))
     parser.add_argument("--peers", nargs="*", choices=[name for name in ENTRANTS if name != OURS], default=None)
     parser.add_argument("--cache", type=Path, default=ROOT / ".bench", help="environments, weights and logs")
     parser.add_argument("--record", type=Path, default=ROOT / "benchmarks/records/decode.json")
-    options = parser.parse_args()
-    if min(options.rounds, *options.threads) < 1:
-        parser.error("--rounds and --threads are whole numbers from 1")
-    return options
+    return parser.parse_args()
 
 
 def find_pythons(peers: list[str] | None, cache: Path) -> tuple[dict[str, Path], dict[str, str]]:
@@ -79,9 +76,7 @@ def main() -> None:
         "versions": {name: versions_in(python) for name, python in pythons.items()},
         "runs": [run_session(field, cases, threads, options.rounds, console) for threads in options.threads],
     }
-    options.record.parent.mkdir(parents=True, exist_ok=True)
-    options.record.write_text(json.dumps(record, indent=1) + "\n")
-    console.print(f"record: {options.record}", highlight=False)
+    write_record(options.record, record)
 
 
 if __name__ == "__main__":

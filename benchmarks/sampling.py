@@ -4,23 +4,21 @@
 
 The default model in bfloat16 decodes a batch of random prompts; its steps are timed (the backend's `execute`) and the
 logits of the last one kept. On copies of these, each case calls a chain with `sampler.fast: auto` and one with `false`
-in turn, for rows with 256 tokens in the prompt and 128 to 191 in the output. A figure is a median. `share` is the fused
-path / the model's step, `ratio` the steps one by one / the fused path. Both must give the same tokens, or the benchmark
-fails. The target is for the case `usual`: less than 15 % of the model's step.
+in turn, for rows with 256 tokens in the prompt and 128 to 191 in the output; cases `of ties` are of equal logits. A
+figure is a median. `share` is the fused path / the model's step, `ratio` the steps one by one / the fused path. Both
+must give the same tokens, or the benchmark fails. The target is for the case `usual`: less than 15 % of the model's
+step.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from command_line import parser_of, surroundings, whole, write_record
 from rich.console import Console
 from rich.table import Table
 
@@ -36,6 +34,7 @@ CASES: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "temperature": {"temperature": 0.8},
     "top_p": {"temperature": 0.8, "top_p": 0.95},
+    "top_p of sure rows": {"temperature": 0.3, "top_p": 0.9},
     "top_k": {"temperature": 0.8, "top_k": 50},
     "usual": {"temperature": 0.8, "top_k": 50, "top_p": 0.9, "min_p": 0.05, **PENALTIES},
     "penalties": PENALTIES,
@@ -49,6 +48,12 @@ CASES: dict[str, dict[str, Any]] = {
     "dry": {"dry_multiplier": 0.8},
     "top_k, typical_p, eta_cutoff, xtc": {"top_k": 100, "typical_p": 0.9, "eta_cutoff": 3e-4, "xtc_probability": 0.5},
 }
+TIES: dict[str, dict[str, Any]] = {  # of rows of equal logits
+    "top_k of ties": {"top_k": 50},
+    "top_p of ties": {"top_p": 0.9},
+    "typical_p of ties": {"typical_p": 0.9},
+}
+CASES |= TIES
 
 
 class Decoded(NamedTuple):
@@ -129,12 +134,13 @@ def rows_of(params: Mapping[str, Any], num_rows: int, vocab_size: int) -> list[S
 
 def measure(name: str, decoded: Decoded, rounds: int) -> dict[str, Any]:
     """RuntimeError when the two paths give different tokens."""
-    rows = rows_of(CASES[name], *decoded.logits_RV.shape)
+    given_RV = torch.zeros_like(decoded.logits_RV) if name in TIES else decoded.logits_RV
+    rows = rows_of(CASES[name], *given_RV.shape)
     times: dict[str, list[float]] = {path: [] for path in PATHS}
     for _ in range(1 + rounds):
         tokens = {}
         for path in PATHS:
-            logits_RV = decoded.logits_RV.clone()
+            logits_RV = given_RV.clone()
             with torch.inference_mode():
                 tokens[path] = timed(decoded.samplers[path].sample, times[path])(logits_RV, rows)
         if len({tuple(one) for one in tokens.values()}) > 1:
@@ -160,12 +166,11 @@ def table_of(cases: Mapping[str, Mapping[str, Any]]) -> Table:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=9)
+    parser = parser_of(__doc__, "sampling.json")
+    parser.add_argument("--threads", type=whole, default=2)
+    parser.add_argument("--batch", type=whole, default=64)
+    parser.add_argument("--rounds", type=whole, default=9)
     parser.add_argument("--only", nargs="+", choices=tuple(CASES), default=tuple(CASES))
-    parser.add_argument("--record", type=Path, default=Path("benchmarks/records/sampling.json"))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     decoded = decode(options.threads, options.batch)
@@ -181,13 +186,10 @@ def main() -> None:
         "threads": options.threads,
         "model_ms": decoded.model_ms,
         "target_share": TARGET,
-        "torch": torch.__version__,
-        "machine": f"{platform.machine()}, {platform.python_implementation()} {platform.python_version()}",
+        **surroundings(),
         "cases": cases,
     }
-    options.record.parent.mkdir(parents=True, exist_ok=True)
-    options.record.write_text(json.dumps(record, indent=1) + "\n")
-    print(f"record: {options.record}")
+    write_record(options.record, record)
 
 
 if __name__ == "__main__":

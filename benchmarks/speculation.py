@@ -14,14 +14,12 @@ kept, the second, and so on, is of whole texts, so of a few steps more.
 `suffix` keeps no past outputs here, since each prompt comes again in every round. `draft_model` and `universal` draft
 with the weights of the target, for want of a smaller model: they show what is kept of good drafts, what encoding anew
 costs, and that a drafter that cannot pay is switched off. `self_layers` drafts with 24 of its 30 layers, which were not
-trained for early exits.
+trained for early exits. Heads are those of draft_heads.py; without them they are left out.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import statistics
 import time
 from contextlib import ExitStack, closing
@@ -29,7 +27,7 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
+from command_line import parser_of, surroundings, whole, write_record
 from rich.console import Console
 from rich.table import Table
 from speculation_held_out import HELD_OUT
@@ -54,6 +52,10 @@ DRAFTERS: dict[str, dict[str, Any] | None] = {
     "universal": {"use": "universal", "model": MODEL, "num_tokens": 4},
     "universal, adaptive": {"use": "universal", "model": MODEL, "num_tokens": 4, "adaptive": True},
 }
+HEADS = Path(".bench/heads")  # where draft_heads.py leaves them
+for KIND in ("eagle", "mtp"):
+    HEAD = {"use": f"{KIND}_head", "model": str(HEADS / KIND), "num_tokens": 2}
+    DRAFTERS |= {f"{KIND}_head": HEAD, f"{KIND}_head, adaptive": HEAD | {"adaptive": True}}
 PROMPTS = {"tuned-on": KINDS, "held-out": HELD_OUT}
 LEAST_TOKENS, LEAST_SPEED, LEAST_ELSEWHERE = 1.8, 1.3, 0.97
 KV_MEMORY = 256 << 20
@@ -180,6 +182,15 @@ def aim(result: dict[str, Any]) -> str:
     return ""
 
 
+def is_there(name: str) -> bool:
+    """False, and said, for a head that was not trained yet."""
+    model = Path((DRAFTERS[name] or {}).get("model", ""))
+    if model.parent == HEADS and not model.is_dir():
+        print(f"{name} is left out: there is no {model}; benchmarks/draft_heads.py trains it")
+        return False
+    return True
+
+
 def show(results: list[dict[str, Any]], console: Console) -> None:
     for batch in dict.fromkeys(result["batch"] for result in results):
         table = Table(title=f"batch {batch}", title_justify="left")
@@ -214,25 +225,21 @@ def show_acceptance(results: list[dict[str, Any]], console: Console) -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
+    parser = parser_of(__doc__, "speculation.json")
+    parser.add_argument("--threads", type=whole, default=2)
+    parser.add_argument("--rounds", type=whole, default=3)
+    parser.add_argument("--batches", type=whole, nargs="+", default=[1, 8])
     parser.add_argument("--drafters", nargs="+", choices=list(DRAFTERS), default=list(DRAFTERS), metavar="NAME")
     parser.add_argument("--kinds", nargs="+", choices=[kind.name for kind in KINDS], default=None, metavar="NAME")
     parser.add_argument("--prompts", choices=list(PROMPTS), default="held-out")
-    parser.add_argument("--new-tokens", type=int, default=128)
-    parser.add_argument("--record", type=Path, default=Path("benchmarks/records/speculation.json"))
-    options = parser.parse_args()
-    if min(options.threads, options.rounds, options.new_tokens, *options.batches) < 1:
-        parser.error("--threads, --rounds, --new-tokens and --batches are whole numbers from 1")
-    return options
+    parser.add_argument("--new-tokens", type=whole, default=128)
+    return parser.parse_args()
 
 
 def main() -> None:
     options = parse()
     kinds = [kind for kind in PROMPTS[options.prompts] if options.kinds is None or kind.name in options.kinds]
-    names = [name for name in DRAFTERS if name == PLAIN or name in options.drafters]
+    names = [name for name in DRAFTERS if name == PLAIN or (name in options.drafters and is_there(name))]
     results: list[dict[str, Any]] = []
     for batch in options.batches:
         rounds = measure(kinds, names, batch, options)
@@ -251,13 +258,10 @@ def main() -> None:
         "prompts": options.prompts,
         "drafters": {name: DRAFTERS[name] for name in names},
         "aims": {"tokens_per_step": LEAST_TOKENS, "speed": LEAST_SPEED, "speed_elsewhere": LEAST_ELSEWHERE},
-        "torch": torch.__version__,
-        "machine": f"{platform.machine()}, {platform.python_implementation()} {platform.python_version()}",
+        **surroundings(),
         "results": results,
     }
-    options.record.parent.mkdir(parents=True, exist_ok=True)
-    options.record.write_text(json.dumps(record, indent=1) + "\n")
-    print(f"record: {options.record}")
+    write_record(options.record, record)
 
 
 if __name__ == "__main__":
