@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-import weakref
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_cases import GREEDY, fake_config, fake_tokens, ids, real_config, require_idle, vocab_size
+from engine_cases import GREEDY, fake_config, fake_tokens, ids, require_idle, vocab_size
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -166,23 +165,6 @@ def test_cancelling_from_a_hook_waits_for_the_end_of_the_step(tiny_model: Path, 
         assert answers[0]
         assert events[-1].finish_reason == "cancelled"
         require_idle(engine)
-
-
-def test_close_lets_go_of_weights_and_kv(tiny_model: Path) -> None:
-    """At once, while the engine is still held, and without the collector of cycles."""
-    engine = Engine.from_config(real_config(tiny_model, attention="paged"))
-    engine.generate([ids(1, 2, 3)], GREEDY)
-    runner = engine.core.parts.runner
-    held = [weakref.ref(runner.model), weakref.ref(runner.store)]
-    del runner
-    gc.disable()
-    try:
-        engine.close()
-        assert [one() for one in held] == [None, None]
-    finally:
-        gc.enable()
-    with pytest.raises(RequestError, match="closed"):
-        engine.submit(ids(1))
 
 
 def test_close_with_live_requests_ends_them(tiny_model: Path) -> None:

@@ -84,7 +84,7 @@ def test_true_refuses_requests_without_a_fast_path(triton: pytest.MonkeyPatch) -
         assert made(fast="auto").check(params) is None
 
 
-def test_many_ties_are_taken_whole_with_true_too() -> None:
+def test_many_ties_go_by_id_with_true_too() -> None:
     """By hand: of equal logits the lowest ids stay, so with a top_k of 1 token 0 is drawn."""
     rows = [row(SamplingParams(top_k=1), seed=seed) for seed in range(2)]
     assert made().sample(torch.zeros(2, SIZE), rows) == [0, 0]

@@ -124,13 +124,22 @@ def test_the_same_is_kept_and_drawn(preset: Any, kinds: list[Any], seed: int, da
         assert torch.equal(*parts)
 
 
-def test_most_of_these_rows_are_fused_and_flat_ones_are_not() -> None:
+def test_these_rows_are_fused() -> None:
     """The property above is not about nothing."""
     params = {"top_k": 50, "allowed_token_ids": None, "temperature": 0.7}
     for kind in ROWS:
         parts = [fused_parts(chain(SIZE), *batch([kind] * 2, seed, **params)) for seed in range(5)]
-        num_fused = sum(part is not None for part in parts)
-        assert num_fused == 0 if kind is flat else num_fused >= 3, kind.__name__
+        assert sum(part is not None for part in parts) >= 3, kind.__name__
+
+
+def test_ties_in_the_same_groups_are_taken_whole_and_draw_the_same() -> None:
+    """60 of 1,024 groups hold nothing else: too many candidates, in too few groups to tell."""
+    size = 48 * 1024
+    logits_RV = torch.zeros(2, size)
+    logits_RV[:, torch.arange(size) % 1024 < 60] = 1.0
+    assert find_candidates(logits_RV, 50) is None
+    rows = [row(SamplingParams(top_k=50), seed=seed) for seed in range(2)]
+    assert chain(size).sample(logits_RV.clone(), rows) == chain(size, fast=False).sample(logits_RV.clone(), rows)
 
 
 def test_coins_at_the_ends_draw_the_same() -> None:
@@ -172,14 +181,14 @@ def test_every_truncation_may_be_fused_and_no_step_that_looks_at_ids() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(ROWS), st.integers(0, 2**32), st.sampled_from([1, 2, 50, 300, MOST_KEPT, SIZE]))
-def test_candidates_cover_the_best_tokens_and_their_ties(kind: Any, seed: int, count: int) -> None:
+def test_candidates_cover_the_best_tokens_of_which_the_first_of_equals_count(kind: Any, seed: int, count: int) -> None:
     logits_V = kind(np.random.default_rng(seed)).astype(np.float32)
     other_V = smooth(np.random.default_rng(seed + 1)).astype(np.float32)
     rows_n, ids_n = find_best(np.stack([logits_V, other_V]), count)
     assert np.array_equal(np.lexsort((ids_n, rows_n)), np.arange(len(ids_n)))
     for number, values_V in enumerate((logits_V, other_V)):
-        floor = np.sort(values_V)[-count]
-        wanted = np.flatnonzero((values_V >= floor) & (values_V > -np.inf))
+        best = np.lexsort((np.arange(SIZE), -values_V))[:count]
+        wanted = best[values_V[best] > -np.inf]
         assert set(wanted) <= set(ids_n[rows_n == number])
         assert bool((values_V[ids_n[rows_n == number]] > -np.inf).all())
 

@@ -234,9 +234,9 @@ def make_head(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[D
 
 
 @cache
-def loaded_head(path: str) -> tuple[CpuBackend, Any]:
+def loaded_head(path: str, kernels: Any) -> tuple[CpuBackend, Any]:
     backend = CpuBackend(
-        CpuBackend.Config(kernels="torch"), BackendContext(dtype="float32", deterministic=False, num_threads=1)
+        CpuBackend.Config(kernels=kernels), BackendContext(dtype="float32", deterministic=False, num_threads=1)
     )
     checkpoint = open_checkpoint(Path(path))
     try:
@@ -245,9 +245,9 @@ def loaded_head(path: str) -> tuple[CpuBackend, Any]:
         checkpoint.close()
 
 
-def head_on_cpu(path: str, num_blocks: int = 1024) -> ModelRunner:
+def head_on_cpu(path: str, num_blocks: int = 1024, kernels: str = "torch") -> ModelRunner:
     """A Runner of the head in this folder, in float32 and with KV blocks of four tokens."""
-    backend, model = loaded_head(path)
+    backend, model = loaded_head(path, kernels)
     context = make_context(spec=model.spec, kv_bytes=1 << 22)
     attention, config = resolve_component("attention", "naive", {})
     kv = PagedKV(PagedKV.Config(block_size=4, num_blocks=num_blocks), context)

@@ -164,7 +164,10 @@ def test_no_room_leaves_a_sequence_without_drafts_and_later_begins_anew(make_ben
     bench = make_bench(num_blocks=4)
     long, short = list(range(40)), [1, 2, 3]
     assert bench.propose({0: long}) == [[]]
-    assert bench.inner.num_exhausted == 1
+    bench.skip(0, 0)
+    bench.checked({0: long[:10]})
+    assert bench.propose({0: long}) == [[]]
+    assert bench.inner.num_exhausted == 2
     assert bench.kv.capacity().held_blocks == 0
     bench.starts[0] = len(long) - 1
     bench.checked({0: [*long, 7], 1: short})
@@ -203,21 +206,24 @@ def test_a_failed_call_leaves_a_usable_drafter(
     bench.checked({0: [*text, 6, 7], 1: [*text, 8]})
 
 
-def test_greedy_requests_beside_drawn_ones(make_bench: Callable[..., Bench]) -> None:
-    """Rows are the softmax at the request's temperature, by float64; ids its running sum's."""
-    bench, text = make_bench(draws=True), [4, 8, 15, 16]
-    params = {0: None, 1: 0.7}
+@pytest.mark.parametrize("max_step_tokens", [64, 6])
+def test_greedy_requests_beside_drawn_ones(make_bench: Callable[..., Bench], max_step_tokens: int) -> None:
+    """Rows are the softmax at the request's temperature, by float64; ids its running sum's.
+
+    In steps of six, the entries that are made of drafts would be torn from the last one, were they not kept together.
+    """
+    bench, text = make_bench(draws=True, max_step_tokens=max_step_tokens), [4, 8, 15, 16, 23, 42, 1, 2]
     requests = []
-    for sequence_id, temperature in params.items():
+    for sequence_id, temperature in enumerate((0.7, 0.0)):
         one = draft_request(text, sequence_id=sequence_id, max_tokens=3)
-        changed = one.request.params.model_copy(update={"temperature": temperature or 0.0})
-        requests.append(replace(one, request=replace(one.request, params=changed)))
-    fixed, drawn = bench.drafter.propose(requests)
+        params = one.request.params.model_copy(update={"temperature": temperature})
+        requests.append(replace(one, request=replace(one.request, params=params)))
+    drawn, fixed = bench.drafter.propose(requests)
     assert fixed.rows_kV is None
     assert isinstance(drawn, Proposal)
     assert drawn.rows_kV is not None
     logits = bench._logits(text, 0, drawn.token_ids)
-    for logits_V, row_V, token, coin in zip(logits, drawn.rows_kV, drawn.token_ids, requests[1].coins(3), strict=True):
+    for logits_V, row_V, token, coin in zip(logits, drawn.rows_kV, drawn.token_ids, requests[0].coins(3), strict=True):
         expected_V = torch.softmax(logits_V.double() / 0.7, -1)
         torch.testing.assert_close(row_V[:NUM_IDS].double(), expected_V, atol=1e-4, rtol=0)
         assert not row_V[NUM_IDS:].any()

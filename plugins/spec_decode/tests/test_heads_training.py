@@ -60,11 +60,14 @@ def test_a_block_is_a_llama_layer_behind_norms_and_a_product(
     torch.testing.assert_close(found_BTD, expected_BTD, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("kernels", ["torch", "auto"])
 @torch.inference_mode()
-def test_the_frameworks_run_is_the_modules_forward(make_head: Callable[..., Any], head_runner: Any) -> None:
+def test_the_frameworks_run_is_the_modules_forward(
+    make_head: Callable[..., Any], head_runner: Any, kernels: str
+) -> None:
     """Three texts in chunks, in one batch and through block tables; every block, within 1e-4."""
     head, folder = make_head("mtp", SPEC, num_blocks=3)
-    runner, lengths = head_runner(str(folder)), (17, 6, 11)
+    runner, lengths = head_runner(str(folder), kernels=kernels), (17, 6, 11)
     texts = [(random_rows(num, 32, seed=num), random_rows(num, 32, seed=num + 50)) for num in lengths]
     transaction = runner.kv.transaction()
     for number, num in enumerate(lengths):

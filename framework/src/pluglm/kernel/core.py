@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from pluglm.kernel.quick_init import quick_init
+from pluglm.kernel.quick_new import quick_new
 
 if TYPE_CHECKING:
     import torch
@@ -115,7 +115,6 @@ class Sequence:
         return self.token_ids[self.num_computed : stop] + self.drafts[: max(0, stop - len(self.token_ids))]
 
 
-@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestView:
     """What a scheduler or policy may know of one sequence. Written by the engine each step, read by schedulers."""
@@ -152,6 +151,9 @@ class RequestView:
         return 0 if self.cache_key is None or self.probe is None else self.probe(self.cache_key)
 
 
+new_view: Callable[..., RequestView] = quick_new(RequestView)  # by position too: so many names take as long as the rest
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
     """What one step may spend. Written from the config, read by the scheduler and the validator."""
@@ -177,6 +179,9 @@ class PlanItem:
 
     sequence_id: int
     num_tokens: int
+
+
+new_item = quick_new(PlanItem)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,8 +211,7 @@ class Chunk(NamedTuple):
 BlockCopies = tuple[tuple[int, int], ...]  # (source block, target block)
 
 
-@quick_init
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Segment:
     """One sequence's rows in a flat batch. Written by the engine, read by backend and attention.
 
@@ -232,6 +236,9 @@ class Segment:
         """Where the keys at positions start .. num_keys are stored."""
         table, stop = self.block_table, self.num_context + self.num_query
         return [table[p // block_size] * block_size + p % block_size for p in range(start, stop)]
+
+
+new_segment = quick_new(Segment)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,7 +274,6 @@ class ModelInput:
     groups: tuple[GroupInput, ...] = ()
 
 
-@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRow:
     """Everything that one draw depends on. Written by the engine, read by the sampler and its steps.
@@ -286,6 +292,9 @@ class SampleRow:
     memory: dict[Any, Any] | None = None  # written by the sampler and its steps
 
 
+new_row = quick_new(SampleRow)
+
+
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
     """Log-probabilities (nats) of one position, by the row of logprobs_mode; impossible tokens are not in top."""
@@ -296,7 +305,6 @@ class TokenLogprobs:
     top: Mapping[int, float]
 
 
-@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
     """What happened to one request in one step. Written by the engine, read by callers and hooks.
@@ -315,6 +323,9 @@ class Event:
     stop: str | int | None = None  # the stop string or token id that ended it
     error: str | None = None
     metrics: RequestMetrics | None = None  # with finish_reason only
+
+
+new_event = quick_new(Event)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 
-from pluglm.kernel.core import SampleRow, Sequence, Status, TokenLogprobs
+from pluglm.kernel.core import SampleRow, Sequence, Status, TokenLogprobs, new_row
 from pluglm.kernel.errors import ComponentFailure
 from pluglm.kernel.guard import Guarded
 from pluglm.kernel.interfaces.grammar import Matcher
@@ -47,18 +47,19 @@ class Window(NamedTuple):
 
     def sample_rows(self) -> list[SampleRow]:
         """One row per draft and one more; row i has seen the drafts before i."""
-        request, output = self.sequence.request, self.sequence.output_token_ids
+        sequence, drafts = self
+        request, output = sequence.request, sequence.output_token_ids
         return [
-            SampleRow(
+            new_row(
                 params=request.params,
                 prompt_token_ids=request.prompt_token_ids,
-                output_token_ids=output + list(self.drafts[:index]) if index else output,
+                output_token_ids=[*output, *drafts[:index]] if index else output,
                 seed=request.seed,
-                lane=self.sequence.lane,
+                lane=sequence.lane,
                 position=len(output) + index,
-                memory=self.sequence.sampler_memory,
+                memory=sequence.sampler_memory,
             )
-            for index in range(len(self.drafts) + 1)
+            for index in range(len(drafts) + 1)
         ]
 
     @property
@@ -87,8 +88,9 @@ class Drawer:
         rows = [row for window in windows for row in window.sample_rows()]
         owners = [window.sequence for window in windows for _ in (*window.drafts, 0)]
         shown_RV = logits_RV.clone() if any(row.params.logprobs is not None for row in rows) else logits_RV
-        with torch.inference_mode():
-            logits_RV[:, self._vocab_size :] = NEG_INF
+        if logits_RV.shape[1] > self._vocab_size:
+            with torch.inference_mode():
+                logits_RV[:, self._vocab_size :] = NEG_INF
         broken, is_all_possible = self._inspect(logits_RV, f"{self._parts.names['step']} gave NaN or infinite logits")
         if any(window.sequence.matcher is not None for window in windows):
             yield from self._mask(logits_RV, windows)
@@ -97,7 +99,7 @@ class Drawer:
         usable = [row for row, owner in enumerate(owners) if row not in broken and owner.status is Status.RUNNING]
         judged = judged_rows(self._parts.verification, windows)
         sample = partial(self._sample, logits_RV, {row: rows[row] for row in usable}, judged, is_all_possible)
-        found = yield from self._attempting("sampler", dict.fromkeys(owners[row] for row in usable), sample)
+        found = yield from self._attempting("sampler", map(owners.__getitem__, usable), sample)
         drawn, final = found or ({}, {})
         for row in [row for row in final if rows[row].params.logprobs_mode == "processed"]:
             shown_RV[row] = final[row].log()
@@ -107,15 +109,16 @@ class Drawer:
     def _inspect(self, logits_RV: torch.Tensor, reason: str) -> tuple[dict[int, str], bool]:
         """Rows that nothing can be drawn from, and whether the others give every known id a positive probability.
 
-        On the host by numpy, which starts no threads, and row by row only if there is something to find.
+        On the host by numpy, which starts no threads, and row by row only if there is something to find: no infinity
+        and no NaN is lost in a sum, which takes one pass.
         """
-        known_RV = logits_RV.detach()[:, : self._vocab_size]
-        if known_RV.device.type == "cpu":
-            host_RV = known_RV.numpy()
-            if host_RV.min() > NEG_INF and host_RV.max() < -NEG_INF:  # false for NaN
+        if logits_RV.device.type == "cpu":
+            host_RV = logits_RV.detach().numpy()[:, : self._vocab_size]
+            if abs(np.einsum("rv->", host_RV)) < -NEG_INF:  # false for NaN
                 return {}, True
             lowest_R, best_R = host_RV.min(-1), host_RV.max(-1)
         else:
+            known_RV = logits_RV.detach()[:, : self._vocab_size]
             lowest_R, best_R = torch.stack(torch.aminmax(known_RV, dim=-1)).cpu().numpy()
         return dict.fromkeys(np.flatnonzero(~np.isfinite(best_R)).tolist(), reason), NEG_INF not in lowest_R
 
@@ -136,9 +139,9 @@ class Drawer:
         """
         shaped = [row for row, one in rows.items() if row in judged or one.params.logprobs_mode == "processed"]
         plain = [row for row in rows if row not in judged]
-        drawn, probs_RV, problem = dict[int, int](), logits_RV[:0], None
+        drawn, final, problem = dict[int, int](), dict[int, torch.Tensor](), None
         if plain:
-            some_RV = logits_RV if len(plain) == len(logits_RV) and not shaped else logits_RV[plain]
+            some_RV = logits_RV if len(plain) == logits_RV.shape[0] and not shaped else logits_RV[plain]
             before_RV = None if is_all_possible else some_RV.clone()  # the sampler may change what it gets
             tokens = list(map(operator.index, self._parts.sampler.sample(some_RV, [rows[row] for row in plain])))
             problem = problem_of_draws(tokens, some_RV.shape, self._vocab_size, before_RV, NO_TOKEN)
@@ -146,9 +149,10 @@ class Drawer:
         if shaped and not problem:
             probs_RV = cast(FinalRows, self._parts.sampler).final_rows(logits_RV[shaped], [rows[row] for row in shaped])
             problem = problem_of_final_rows(probs_RV, logits_RV[shaped], [drawn.get(row) for row in shaped])
+            final = {} if problem else dict(zip(shaped, probs_RV, strict=True))
         if problem:
             raise ComponentFailure(self._parts.names["sampler"], problem)
-        return drawn, dict(zip(shaped, probs_RV, strict=True))
+        return drawn, final
 
     def _result(self, window: Window, run: Run, broken: dict[int, str], shown_RV: torch.Tensor) -> Drawn:
         """What to commit of a window and to tell of it; rows behind the run may be broken."""

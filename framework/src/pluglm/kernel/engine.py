@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from pluglm.kernel import admission, drafting
-from pluglm.kernel.core import Chunk, Event, FinishReason, Request, Sequence, Status
+from pluglm.kernel.core import Chunk, Event, FinishReason, Request, Sequence, Status, new_event
 from pluglm.kernel.drawing import Drawer, Drawn, Window, follow
 from pluglm.kernel.ending import ending, metrics_of
 from pluglm.kernel.errors import ComponentFailure, RequestError, describe
@@ -297,7 +297,7 @@ class EngineCore:
         tokens, logprobs = tuple(result.token_ids[:taken]), tuple(result.logprobs[:taken])
         if reason is None:
             name, lane = sequence.request.request_id, sequence.lane
-            self._events.append(Event(request_id=name, lane=lane, token_ids=tokens, text=text, logprobs=logprobs))
+            self._events.append(new_event(request_id=name, lane=lane, token_ids=tokens, text=text, logprobs=logprobs))
         else:
             self.finish(sequence, reason, stop=stop, token_ids=tokens, text=text, logprobs=logprobs)
 

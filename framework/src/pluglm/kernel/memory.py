@@ -32,8 +32,13 @@ class StepKV:
         self._transaction, self._name = transaction, name
         self.adopted: dict[int, int] = {}
         self._computed: dict[int, int] | None = None
-        self.extend, self.trim, self.fork = transaction.extend, transaction.trim, transaction.fork
-        self.free_blocks, self.commit = transaction.free_blocks, transaction.commit
+        self.extend = transaction.extend
+
+    def __getattr__(self, name: str) -> Any:
+        """The others are looked up when they are asked for, which most steps do not."""
+        if name not in ("trim", "fork", "free_blocks", "commit"):
+            raise AttributeError(name)
+        return getattr(self._transaction, name)
 
     def acquire(self, sequence_id: int, key: CacheKey | None = None) -> int:
         num_adopted = self._transaction.acquire(sequence_id, key)

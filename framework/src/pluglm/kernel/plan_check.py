@@ -66,30 +66,27 @@ def _ending(check: _Check, refused: Iterable[tuple[int, str]]) -> Iterable[tuple
 def _items(check: _Check, items: Iterable[PlanItem]) -> Iterable[PlanItem]:
     budget, seats, tokens = check.view.budget, len(check.running), 0
     for item in items:
-        one, request = item.sequence_id, check.left.get(item.sequence_id)
+        one, num_tokens, request = item.sequence_id, item.num_tokens, check.left.get(item.sequence_id)
+        # of those that are pending, none whose KV was adopted in this transaction
+        num_pending = 0 if request is None else request.num_pending - check.adopted.get(one, 0)
         new_seat = one not in check.running
         reason = None
         if request is None:
             reason = "is unknown, leaves in this plan or is listed twice"
-        elif not isinstance(item.num_tokens, int) or not 1 <= item.num_tokens <= _pending(check, request):
-            reason = f"asks for {item.num_tokens} tokens, 1 to {_pending(check, request)} are pending"
-        elif tokens + item.num_tokens > budget.num_tokens:
+        elif not isinstance(num_tokens, int) or not 1 <= num_tokens <= num_pending:
+            reason = f"asks for {num_tokens} tokens, 1 to {num_pending} are pending"
+        elif tokens + num_tokens > budget.num_tokens:
             reason = f"exceeds the budget of {budget.num_tokens} tokens"
         elif seats + new_seat > budget.num_seats:
             reason = f"exceeds the {budget.num_seats} seats"
         if reason is None:
             del check.left[one]
-            tokens, seats = tokens + item.num_tokens, seats + new_seat
+            tokens, seats = tokens + num_tokens, seats + new_seat
             yield item
             continue
         check.reasons.append(f"sequence {one} {reason}")
         if request is not None:
             _trim(check, request, request.holds_kv)
-
-
-def _pending(check: _Check, request: RequestView) -> int:
-    """Pending tokens, without those whose KV was adopted in this transaction."""
-    return request.num_pending - check.adopted.get(request.sequence_id, 0)
 
 
 def _take(check: _Check, request: RequestView, keeps_kv: bool) -> None:

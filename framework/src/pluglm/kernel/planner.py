@@ -9,7 +9,7 @@ import operator
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from pluglm.kernel.core import Budget, PlanItem, RequestView, StepPlan, StepView
+from pluglm.kernel.core import Budget, RequestView, StepPlan, StepView, new_item
 from pluglm.kernel.errors import KVExhausted
 from pluglm.kernel.interfaces.kv import KVTransaction
 from pluglm.kernel.interfaces.scheduler import Need, Preemption, SchedulingPolicy, Skip, Victims
@@ -35,7 +35,7 @@ class _Draft:
 
     def plan(self) -> StepPlan:
         return StepPlan(
-            items=tuple(PlanItem(*item) for item in self.items.items()),
+            items=tuple(map(new_item, self.items, self.items.values())),
             preempted=tuple(self.lost.get("recompute", ())),
             offloaded=tuple(self.lost.get("offload", ())),
             paused=tuple(self.lost.get("pause", ())),
@@ -70,7 +70,7 @@ class PolicyScheduler:
         prompts = [one for one in order if one.num_known - one.num_computed > 1]
         for number, request in enumerate([*decodes, *prompts]):
             draft.num_promised = max(0, len(decodes) - number - 1)
-            if request.sequence_id in draft.running and draft.tokens_left > 0:
+            if draft.tokens_left > 0 and request.sequence_id in running:
                 self._serve_running(draft, request)
         self._admit_waiting(draft)
         return draft.plan()
@@ -83,7 +83,8 @@ class PolicyScheduler:
         if num_tokens <= 0:
             return
         if self._find_room(draft, request, request.num_computed + num_tokens):
-            _take(draft, request, num_tokens)
+            draft.items[request.sequence_id] = num_tokens
+            draft.tokens_left -= num_tokens
         elif not self._may_preempt:
             self._refuse(draft, request, num_tokens)
         elif len(draft.running) > 1:  # alone it would evict itself for ever; that is refused at the door
@@ -94,9 +95,9 @@ class PolicyScheduler:
 
         A waiting request takes from paused ones only when nothing runs: else they may get their seats back.
         """
-        is_running = request.sequence_id in draft.running
         evict = self._when_full != "preempt"
         while not _extend(draft, request, num_tokens, evict):
+            is_running = request.sequence_id in draft.running
             if (self._may_preempt or not is_running) and self._make_room(draft, request, "kv"):
                 evict = True  # what a victim gave back is cached as well, or everyone would fall for one block
                 continue
@@ -162,7 +163,8 @@ class PolicyScheduler:
             return self._may_skip(draft, request, "kv")
         draft.paused.pop(request.sequence_id, None)
         draft.seats_left -= 1
-        _take(draft, request, num_tokens)
+        draft.items[request.sequence_id] = num_tokens
+        draft.tokens_left -= num_tokens
         return True
 
     def _share(self, draft: _Draft, request: RequestView) -> int:
@@ -194,11 +196,6 @@ def _extend(draft: _Draft, request: RequestView, num_tokens: int, evict: bool = 
     except KVExhausted:
         return False
     return True
-
-
-def _take(draft: _Draft, request: RequestView, num_tokens: int) -> None:
-    draft.items[request.sequence_id] = num_tokens
-    draft.tokens_left -= num_tokens
 
 
 def _remove(draft: _Draft, sequence_id: int, mode: Preemption) -> None:

@@ -53,8 +53,9 @@ class Step:
     @property
     def windows(self) -> list[Window]:
         """Those that reach the end of what is known, with the drafts that were computed along."""
-        reach = ((sequence, sequence.drafts_within(count)) for sequence, count in self.items)
-        return [Window(sequence, tuple(sequence.drafts[:num])) for sequence, num in reach if num >= 0]
+        reach = [one.drafts_within(count) for one, count in self.items]
+        pairs = zip(self.items, reach, strict=True)
+        return [Window(sequence, tuple(sequence.drafts[:num])) for (sequence, _), num in pairs if num >= 0]
 
 
 class Planning:
@@ -141,15 +142,15 @@ class Planning:
 
     def _start(self, item: PlanItem, held: int, num_adopted: int, step: Step) -> None:
         """Put an item into the step; one whose KV the scheduler did not extend fails by the scheduler's name."""
-        if (sequence := self._roster.run(item.sequence_id)) is not None and num_adopted:
+        sequence = self._roster.running.get(item.sequence_id)
+        if sequence is None and (sequence := self._roster.run(item.sequence_id)) is not None and num_adopted:
             self._memory.take_offloaded(sequence)
             sequence.num_computed = sequence.num_sound = sequence.num_published = num_adopted
             if sequence.num_preemptions:
                 sequence.num_recomputed -= min(num_adopted, sequence.num_recomputed)
             else:
                 sequence.num_cached = min(num_adopted, sequence.num_prompt)
-        sequence = self._roster.running.get(item.sequence_id)
-        if sequence is None:
+        if sequence is None:  # it has ended
             return
         if num_adopted or not sequence.num_computed:
             sequence.kv_epoch = self._memory.cache_epoch
@@ -158,7 +159,7 @@ class Planning:
             what = f"planned {needed} tokens of a sequence and extended its KV to {held}"
             self._engine.finish(sequence, "error", error=f"{self._parts.names['scheduler']} {what}")
             return
-        if (saved := self._memory.take_offloaded(sequence)) is not None:
+        if sequence.offloaded is not None and (saved := self._memory.take_offloaded(sequence)) is not None:
             step.restores.append((self._memory.layer_tables(item.sequence_id), saved))
         step.items.append((sequence, item.num_tokens))
 

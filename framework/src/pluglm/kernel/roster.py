@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-from pluglm.kernel.core import CacheKey, Request, RequestView, Sequence, Status
+from pluglm.kernel.core import CacheKey, Request, RequestView, Sequence, Status, new_view
 
 Probe = Callable[[CacheKey], int]
 
@@ -87,7 +87,7 @@ class Roster:
         return [name for name, deadline_s in self.deadlines.items() if now_s > deadline_s]
 
     def running_views(self) -> tuple[RequestView, ...]:
-        return tuple(view_of(one, None) for one in self.running.values())
+        return tuple([view_of(one, None) for one in self.running.values()])
 
     def waiting_views(self) -> tuple[RequestView, ...]:
         """In arrival order. They change only when a sequence comes to wait, so they are kept."""
@@ -111,25 +111,23 @@ def view_of(sequence: Sequence, probe: Probe | None) -> RequestView:
     At least the last known token is always computed, since its logits are needed.
     """
     request, num_known = sequence.request, len(sequence.token_ids)
-    key = None
-    if probe is not None and num_known > 1 and not sequence.num_computed and not sequence.holds_kv:
-        key = CacheKey(namespace=sequence.namespace, token_ids=sequence.token_ids, limit=num_known - 1)
-    return RequestView(
-        sequence_id=sequence.sequence_id,
-        request_id=request.request_id,
-        tenant=request.tenant,
-        priority=request.priority,
-        arrival_s=request.arrival_s,
-        num_prompt=len(request.prompt_token_ids),
-        num_known=num_known,
-        num_computed=sequence.num_computed,
-        num_drafts=len(sequence.drafts),
-        num_output=len(sequence.output_token_ids),
-        max_new_tokens=request.max_new_tokens,
-        num_preemptions=sequence.num_preemptions,
-        lane=sequence.lane,
-        deadline_s=request.deadline_s,
-        holds_kv=sequence.holds_kv,
-        cache_key=key,
+    may_adopt = probe is not None and num_known > 1 and not sequence.num_computed and not sequence.holds_kv
+    return new_view(
+        sequence.sequence_id,
+        request.request_id,
+        request.tenant,
+        request.priority,
+        request.arrival_s,
+        len(request.prompt_token_ids),
+        num_known,
+        sequence.num_computed,
+        len(sequence.drafts),
+        len(sequence.output_token_ids),
+        request.max_new_tokens,
+        sequence.num_preemptions,
+        sequence.lane,
+        request.deadline_s,
+        sequence.holds_kv,
+        cache_key=CacheKey(sequence.namespace, sequence.token_ids, num_known - 1) if may_adopt else None,
         probe=probe,
     )

@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from pluglm.kernel.core import BlockCopies, Chunk, GroupInput, ModelInput, Segment
+from pluglm.kernel.core import BlockCopies, Chunk, GroupInput, ModelInput, Segment, new_segment
 from pluglm.kernel.interfaces.backend import Backend, LaunchingBackend
 from pluglm.kernel.interfaces.kv import GroupTable, KVGroup, KVManager, KVStore, LayerGroups
 from pluglm.kernel.interfaces.model import Model, ModelSpec
@@ -32,15 +32,8 @@ class ModelRunner:
         positions: list[int] = []
         rows: list[int] = []
         for index, (sequence_id, token_ids, num_computed, num_prompt) in enumerate(chunks):
-            segment = Segment(
-                sequence_id=sequence_id,
-                query_start=len(tokens),
-                num_query=len(token_ids),
-                num_context=num_computed,
-                block_table=() if has_groups else self.kv.block_table(sequence_id),
-                num_prompt=num_prompt,
-            )
-            segments.append(segment)
+            table = () if has_groups else self.kv.block_table(sequence_id)
+            segments.append(new_segment(sequence_id, len(tokens), len(token_ids), num_computed, table, num_prompt))
             tokens += token_ids
             positions += range(num_computed, num_computed + len(token_ids))
             rows += range(len(tokens) - (1 if num_rows is None else num_rows[index]), len(tokens))

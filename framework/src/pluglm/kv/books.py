@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from pluglm.kernel.quick_new import quick_new
+
 
 @dataclass(frozen=True, slots=True)
 class Table:
@@ -12,6 +14,9 @@ class Table:
 
     blocks: tuple[int, ...] = ()
     num_tokens: int = 0
+
+
+new_table = quick_new(Table)
 
 
 @dataclass(slots=True)

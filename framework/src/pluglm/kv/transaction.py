@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from pluglm.kernel.core import BlockCopies, CacheKey
 from pluglm.kernel.errors import KVExhausted
-from pluglm.kv.books import Books, Table
+from pluglm.kv.books import Books, Table, new_table
 
 
 class Closing:
@@ -65,7 +65,7 @@ class BlockTransaction(Closing):
             self._make_room(num_new + is_copied)
             kept = (*blocks[:-1], self._take_copy(blocks[-1])) if is_copied else blocks
             blocks = (*kept, *(self._take() for _ in range(num_new)))
-        self._tables[sequence_id] = Table(blocks, num_tokens)
+        self._tables[sequence_id] = new_table(blocks, num_tokens)
 
     def trim(self, sequence_id: int, num_tokens: int) -> None:
         if num_tokens < 0:

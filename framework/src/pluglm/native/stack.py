@@ -1,4 +1,4 @@
-"""All layers of a model in one native call, where its products are native, around whatever attention offers its calls."""
+"""All layers of a model in one native call, if their products are, around whatever attention offers its calls."""
 
 from __future__ import annotations
 

@@ -58,20 +58,19 @@ class ByteLevelStage:
 
     def __init__(self, spelled: SpelledBytes) -> None:
         self._spelled = spelled
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._is_between = True  # no part of a character is held
+        self._held = b""  # the first bytes of a character
 
     def push(self, piece: str) -> list[str]:
         data, text = self._spelled[piece]
-        if self._is_between and text is not None:
-            return [text]
-        text = self._utf8.decode(data)
-        self._is_between = not self._utf8.getstate()[0]
+        if text is None or self._held:
+            data = self._held + data
+            text, num_decoded = codecs.utf_8_decode(data, "replace", False)
+            self._held = data[num_decoded:]
         return [text]
 
     def flush(self) -> list[str]:
-        self._is_between = True
-        return [self._utf8.decode(b"", final=True)]
+        held, self._held = self._held, b""
+        return [held.decode(errors="replace")]
 
 
 class ByteFallbackStage:
@@ -145,8 +144,6 @@ class StageChain:
         self._stages = stages
 
     def push(self, piece: str) -> list[str]:
-        if len(self._stages) == 1:
-            return self._stages[0].push(piece)
         return self._through([piece], 0)
 
     def flush(self) -> list[str]:
@@ -161,7 +158,7 @@ class StageChain:
         return pieces
 
 
-def streaming_decoder(spec: Mapping[str, Any] | None, source: str, spelled: SpelledBytes) -> StageChain:
+def streaming_decoder(spec: Mapping[str, Any] | None, source: str, spelled: SpelledBytes) -> Stage:
     """The streaming form of the `decoder` entry of a tokenizers JSON; `source` names the tokenizer in messages.
 
     Raises TokenizerError for a decoder outside STREAMABLE (WordPiece, CTC, regex replacement, right strip).
@@ -175,7 +172,7 @@ def streaming_decoder(spec: Mapping[str, Any] | None, source: str, spelled: Spel
             continue
         stages.append(_stage(part, joined, source, spelled))
         joined = joined or kind == "ByteLevel"
-    return StageChain(stages)
+    return stages[0] if len(stages) == 1 else StageChain(stages)
 
 
 def _parts(spec: Mapping[str, Any] | None, source: str) -> list[Mapping[str, Any]]:

@@ -23,12 +23,12 @@ class IncrementalDetokenizer:
 
     def push(self, ids: Sequence[int]) -> str:
         """The text that `ids`, the next ones of the output, make certain; may be empty."""
-        pieces: list[str] = []
-        for token_id in ids:
-            text = None if token_id in self._skipped else self._tokenizer.token_text(token_id)
-            if text is not None:
-                pieces += self._decoder.push(text)
-        return "".join(pieces)
+        return "".join(map(self.push_token, ids))
+
+    def push_token(self, token_id: int) -> str:
+        """The same for the next one alone."""
+        text = None if token_id in self._skipped else self._tokenizer.token_text(token_id)
+        return "" if text is None else "".join(self._decoder.push(text))
 
     def flush(self) -> str:
         """The rest of the text at the end of the output; afterwards a new output may begin."""

@@ -38,7 +38,7 @@ class TextStream:
 
     def push(self, token_id: int) -> TextDelta:
         """The text released by the next token. After a stop every delta is empty."""
-        text = self._detokenizer.push((token_id,))
+        text = self._detokenizer.push_token(token_id)
         if not self._may_stop:
             return TextDelta(text)
         self._num_unstoppable -= 1

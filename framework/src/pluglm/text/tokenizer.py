@@ -15,7 +15,7 @@ import tokenizers
 
 from pluglm.kernel.errors import RequestError
 from pluglm.text.byte_alphabet import byte_of_character, spelled_bytes
-from pluglm.text.decoding import BYTE_TOKEN, SpelledBytes, StageChain, streaming_decoder
+from pluglm.text.decoding import BYTE_TOKEN, SpelledBytes, Stage, streaming_decoder
 from pluglm.text.messages import one_line
 
 SPACE_MARK = "▁"
@@ -123,7 +123,7 @@ class Tokenizer:
         """The id of the token spelled `text`, or None."""
         return self._backend.token_to_id(text)
 
-    def stream_decoder(self) -> StageChain:
+    def stream_decoder(self) -> Stage:
         """A fresh streaming form of this tokenizer's decoder. Raises TokenizerError when it has none."""
         return streaming_decoder(self._decoder_spec, self.source, self._spelled)
 

@@ -53,10 +53,10 @@ def in_blocks(change: Callable[..., None], logits_RV: torch.Tensor, *columns_R1:
     return logits_RV
 
 
-def few_live(logits_V: Floats) -> Ids | None:
-    """The ids of the tokens that are not masked (NaN is not), ascending; None if they are more than SHORT."""
+def few_live(logits_V: Floats, most: int = SHORT) -> Ids | None:
+    """The ids of the tokens that are not masked (NaN is not), ascending; None if they are more than `most`."""
     is_live_V = logits_V != -np.inf
-    return is_live_V.nonzero()[0] if np.count_nonzero(is_live_V) <= SHORT else None
+    return is_live_V.nonzero()[0] if np.count_nonzero(is_live_V) <= most else None
 
 
 def running_sums(mass_BC: Floats) -> Wide:

@@ -17,6 +17,7 @@ from pluglm_samplers.blocks import SHORT, Floats, Wide, few_live, on_host, runni
 # R: rows, V: vocabulary, C: tokens of a row that are looked at, S: stretches of a row
 
 _STRETCH = 256
+_MOST_LIVE = 8192  # tokens of which a running sum takes less than the masses of a whole row
 
 
 def pick_best(logits_RV: torch.Tensor) -> list[int]:
@@ -26,9 +27,8 @@ def pick_best(logits_RV: torch.Tensor) -> list[int]:
         is_finite_R = logits_RV.gather(1, ids_R.unsqueeze(1)).squeeze(1).isfinite()
         return list(ids_R.where(is_finite_R, NO_TOKEN).tolist())
     host_RV = logits_RV.numpy()  # which finds them in a tenth of the time of torch, and starts no threads
-    host_ids_R = host_RV.argmax(-1)
-    is_finite = np.isfinite(host_RV[np.arange(len(host_RV)), host_ids_R])
-    return list(host_ids_R.tolist() if is_finite.all() else np.where(is_finite, host_ids_R, NO_TOKEN).tolist())
+    best = enumerate(host_RV.argmax(-1).tolist())
+    return [one if math.isfinite(host_RV.item(row, one)) else NO_TOKEN for row, one in best]
 
 
 def draw(
@@ -63,11 +63,12 @@ def one_hot_rows(ids: Sequence[int], like_RV: torch.Tensor) -> torch.Tensor:
 
 def host_draw(logits_RV: Floats, coins: Sequence[float]) -> list[int]:
     """The same on the host. A row's masses are the probabilities but for a factor, see `blocks.masses`."""
+    if len(coins) == 1 and logits_RV.shape[1] <= SHORT:
+        return [_draw_row(logits_RV[0], coins[0])]
     with np.errstate(all="ignore"):
-        if len(coins) > 1 and logits_RV.shape[1] <= SHORT:
+        if logits_RV.shape[1] <= SHORT:
             return _draw_short(logits_RV, np.array(coins))
-        draw_row = _draw_row if logits_RV.shape[1] <= SHORT else _draw_long
-        return [draw_row(logits_V, coin) for logits_V, coin in zip(logits_RV, coins, strict=True)]
+        return [_draw_long(logits_V, coin) for logits_V, coin in zip(logits_RV, coins, strict=True)]
 
 
 def _draw_short(logits_RC: Floats, coins_R: Wide) -> list[int]:
@@ -92,7 +93,7 @@ def _draw_row(logits_C: Floats, coin: float) -> int:
 
 def _draw_long(logits_V: Floats, coin: float) -> int:
     """By its live tokens, if they are few. Else the running sum is that of stretches, then of tokens in a stretch."""
-    ids_C = few_live(logits_V)
+    ids_C = few_live(logits_V, _MOST_LIVE)
     if ids_C is not None:
         place = _draw_row(logits_V[ids_C], coin) if len(ids_C) else NO_TOKEN
         return place if place == NO_TOKEN else int(ids_C[place])

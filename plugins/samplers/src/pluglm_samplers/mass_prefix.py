@@ -47,16 +47,20 @@ def mass_prefix(rank_V: Floats, mass_V: Floats, wanted: float, ceilings: Iterabl
         ids_n = (rank_V <= ceiling).nonzero()[0]
         rank_n, mass_n = rank_V.take(ids_n), mass_V.take(ids_n)
         bins_n = _bins(rank_n)
-        running = np.bincount(bins_n, weights=mass_n).cumsum()
+        running = _masses_of(bins_n, mass_n).cumsum()
         if len(ids_n) and running[-1] >= wanted * (1 + slack):
             break
     else:
         return None
     first = int(running.searchsorted(wanted * (1 - slack)))
     last = int(running.searchsorted(wanted * (1 + slack)))
-    is_kept_n = bins_n < first
-    ends_e = _ordered(((bins_n >= first) & (bins_n <= last)).nonzero()[0], rank_n)
-    sums_e = running_sums(mass_n[None, ends_e])[0] + (running[first - 1] if first else 0.0)
+    before = float(running[first - 1]) if first else 0.0
+    if bins_n is None:
+        is_kept_n, ends_e = np.zeros(len(ids_n), dtype=np.bool_), np.arange(len(ids_n))
+    else:
+        is_kept_n, ends_e = bins_n < first, ((bins_n >= first) & (bins_n <= last)).nonzero()[0]
+    ends_e = _ordered(ends_e, rank_n)
+    sums_e = running_sums(mass_n[None, ends_e])[0] + before
     count = _count(sums_e, wanted, slack, mass_V)
     if count is None:
         return None
@@ -64,14 +68,22 @@ def mass_prefix(rank_V: Floats, mass_V: Floats, wanted: float, ceilings: Iterabl
     return ids_n[is_kept_n]
 
 
-def _bins(rank_n: Floats) -> Ids:
-    """Of each token the bin of its rank, the lowest ranks in the first; all in one where sorting them is as fast."""
-    if len(rank_n) > SHORT:
-        low = float(rank_n.min())
-        span = float(rank_n.max()) - low
-        if 1e-30 < span < 1e30:
-            return ((rank_n - np.float32(low)) * np.float32((_NUM_BINS - 1) / span)).astype(np.int64)
-    return np.zeros(len(rank_n), dtype=np.int64)
+def _bins(rank_n: Floats) -> Ids | None:
+    """Of each token the bin of its rank, the lowest ranks in the first; None where all are as soon sorted."""
+    if len(rank_n) <= SHORT:
+        return None
+    low = float(rank_n.min())
+    span = float(rank_n.max()) - low
+    if not 1e-30 < span < 1e30:
+        return None
+    return ((rank_n - np.float32(low)) * np.float32((_NUM_BINS - 1) / span)).astype(np.int64)
+
+
+def _masses_of(bins_n: Ids | None, mass_n: Floats) -> Wide:
+    """Of each bin, float64."""
+    if bins_n is None:
+        return np.array([mass_n.sum(dtype=np.float64)])
+    return np.bincount(bins_n, weights=mass_n).astype(np.float64, copy=False)
 
 
 def _ordered(places_e: Ids, rank_n: Floats) -> Ids:
@@ -83,12 +95,13 @@ def _ordered(places_e: Ids, rank_n: Floats) -> Ids:
     bits_e = rank_e.view(np.int32)
     keys_e = (bits_e ^ ((bits_e >> 31) & 0x7FFFFFFF)).astype(np.int64) << 32 | np.arange(len(places_e))
     keys_e.sort()
-    return places_e[keys_e & 0xFFFFFFFF]
+    ordered_e: Ids = places_e[keys_e & 0xFFFFFFFF]
+    return ordered_e
 
 
 def _count(sums_e: Wide, wanted: float, slack: float, mass_V: Floats) -> int | None:
     """How many tokens reach what is wanted; None where that is too close to tell, unless sums are exact."""
-    least, most = sums_e.searchsorted((wanted * (1 - slack), wanted * (1 + slack))).tolist()
+    least, most = (int(sums_e.searchsorted(wanted * one)) for one in (1 - slack, 1 + slack))
     if least != most:
         if not _is_exact(mass_V):
             return None

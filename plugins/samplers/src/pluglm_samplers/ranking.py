@@ -13,8 +13,9 @@ from pluglm_samplers.blocks import SHORT, Floats, Ids, drop_where, on_host
 # D: tokens of a group, m: groups of all rows with a candidate, n: candidates of all rows
 
 # Groups come in multiples of the first number, and as many for each token that is kept as the second says; where a
-# group would have fewer tokens than the third, a row is partitioned.
-_GROUPS, _GROUPS_EACH, _MIN_DEPTH = 512, 16, 8
+# group would have fewer tokens than the third, a row is sorted.
+_GROUPS, _GROUPS_EACH, _MIN_DEPTH = 512, 16, 2
+_MANY_GROUPS = 4  # as many for each token that is kept, and too many tie with the last one
 _LOWEST = np.finfo(np.float32).min  # no masked token reaches it
 
 
@@ -90,31 +91,50 @@ def _keep_prefix_of_row(logits_C: Floats, best_k: Floats, count: int) -> None:
 
 
 def find_best(logits_RV: Floats, count: int) -> tuple[Ids, Ids]:
-    """(rows_n, ids_n), ascending: of every row the `count` (1 .. V) best live tokens, their ties, and some more.
+    """(rows_n, ids_n), ascending: of every row the `count` (1 .. V) best live tokens, and some more.
 
-    Nothing is sorted where `count` is a small part of V: a row is split into groups, and the count-th largest of their
+    No row is sorted where `count` is a small part of V: it is split into groups, and the count-th largest of their
     best logits is a floor that `count` tokens reach, so whatever is below it is not among the best. A group is every
-    G-th token, so that large logits side by side do not fall into one.
+    G-th token, so that large logits side by side do not fall into one. A row with many ties gives `count` tokens.
     """
     num_rows, size = logits_RV.shape
     num_groups = _GROUPS * -(-_GROUPS_EACH * count // _GROUPS)
     depth = size // num_groups
     if depth < _MIN_DEPTH:
-        floor_R1 = np.partition(logits_RV, size - count, axis=-1)[:, size - count, None]
-        rows_n, ids_n = (logits_RV >= np.maximum(floor_R1, _LOWEST)).nonzero()
-        return rows_n, ids_n
+        floors = np.sort(logits_RV, axis=-1)[:, size - count].tolist()
+        places_n = np.concatenate(
+            [row * size + _best_above(logits_RV[row], one, count) for row, one in enumerate(floors)]
+        )
+        return places_n // size, places_n % size
     grouped = depth * num_groups
     values_RDG = logits_RV[:, :grouped].reshape(num_rows, depth, num_groups)
     best_RG = values_RDG.max(1)
-    floor_R1 = np.partition(best_RG, num_groups - count, axis=-1)[:, num_groups - count, None]
+    floor_R1 = np.sort(best_RG, axis=-1)[:, num_groups - count, None]  # np.partition takes forever over many ties
     floor_R1 = np.maximum(floor_R1, _LOWEST)
-    rows_m, groups_m = (best_RG >= floor_R1).nonzero()
+    is_found_RG = best_RG >= floor_R1
+    tied_R = (is_found_RG.sum(-1) > _MANY_GROUPS * count).nonzero()[0]
+    of_tied = [row * size + _best_above(logits_RV[row], float(floor_R1[row, 0]), count) for row in tied_R.tolist()]
+    is_found_RG[tied_R], floor_R1[tied_R] = False, np.inf
+    rows_m, groups_m = is_found_RG.nonzero()
     found_n, depths_n = (values_RDG[rows_m, :, groups_m] >= floor_R1[rows_m]).nonzero()
     rest_rows_n, rest_ids_n = (logits_RV[:, grouped:] >= floor_R1).nonzero()
     places_n = rows_m[found_n] * size + depths_n * num_groups + groups_m[found_n]
-    places_n = np.concatenate((places_n, rest_rows_n * size + grouped + rest_ids_n))
+    places_n = np.concatenate((places_n, rest_rows_n * size + grouped + rest_ids_n, *of_tied))
     places_n.sort()
     return places_n // size, places_n % size
+
+
+def _best_above(logits_V: Floats, floor: float, count: int) -> Ids:
+    """Ids of the `count` best of the live tokens that reach the floor, ascending."""
+    ids_n: Ids = (logits_V >= max(floor, float(_LOWEST))).nonzero()[0]
+    if len(ids_n) <= count:
+        return ids_n
+    logits_n = logits_V[ids_n]
+    last = np.sort(logits_n)[-count]
+    is_best_n = logits_n > last
+    is_best_n[(logits_n == last).nonzero()[0][: count - np.count_nonzero(is_best_n)]] = True
+    best_n: Ids = ids_n[is_best_n]
+    return best_n
 
 
 def drop_below(logits_RV: torch.Tensor, floor_R1: torch.Tensor) -> torch.Tensor:

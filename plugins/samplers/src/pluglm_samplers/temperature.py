@@ -16,6 +16,8 @@ from pluglm_samplers.columns import FLOAT32
 
 # R: rows, V: vocabulary
 
+_LARGEST: float = FLOAT32.max
+
 
 class Temperature(LogitsStep):
     """(l - max l) / T in float32. The maximum goes first, so the smallest temperature cannot overflow to +inf."""
@@ -35,12 +37,12 @@ class Temperature(LogitsStep):
         """See OrderStep: there is no bound."""
 
     def apply(self, logits_RV: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
-        temperature_R = np.minimum([row.params.temperature for row in rows], FLOAT32.max).astype(np.float32)
+        temperature_R1 = np.array([[min(row.params.temperature, _LARGEST)] for row in rows], dtype=np.float32)
         if on_host(logits_RV):  # numpy has the same arithmetic, takes less to call and starts no threads
             host_RV = logits_RV.numpy()
             with np.errstate(all="ignore"):
                 host_RV -= host_RV.max(-1, keepdims=True)
-                host_RV /= temperature_R[:, None]
+                host_RV /= temperature_R1
             return logits_RV
-        temperature_R1 = torch.from_numpy(temperature_R).to(logits_RV.device).unsqueeze(1)
-        return logits_RV.sub_(logits_RV.amax(-1, keepdim=True)).div_(temperature_R1)
+        device_R1 = torch.from_numpy(temperature_R1).to(logits_RV.device)
+        return logits_RV.sub_(logits_RV.amax(-1, keepdim=True)).div_(device_R1)

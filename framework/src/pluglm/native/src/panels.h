@@ -7,7 +7,7 @@
 
 namespace pluglm {
 
-// Whether this build has them and no matrix tiles, and the layer the shape for them: multiples of 32 outputs and inputs.
+// Whether this build has them and no matrix tiles, and the layer the shape: multiples of 32 outputs and inputs.
 bool panels_fit(const Linear<bf16>& layer);
 
 constexpr int64_t PANEL_ROWS = 48;  // from so many on, packing costs less than sums across lanes (tried on Zen 4)
