@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
+from pluglm.models.llama import LlamaModel
 from pluglm.models.norms import head_norm, row_norm
 
 TILE = 16
@@ -145,3 +146,9 @@ def test_norms_equal_those_of_transformers(rows: int, width: int, power: int, se
             torch.testing.assert_close(row_norm(weight, 1e-6, offset)(x), reference(x), atol=1e-6, rtol=1e-6)
             heads = head_norm([(weight, 2), (weight, 1)], 1e-6, offset)(x[:, None].expand(-1, 3, -1))
             torch.testing.assert_close(heads[:, 2], reference(x), atol=1e-6, rtol=1e-6)
+
+
+def test_a_family_with_a_forward_of_its_own_needs_its_own_rows() -> None:
+    """Else steps would compute the inherited rows, and say nothing."""
+    with pytest.raises(TypeError, match="Other overrides forward; override forward_rows"):
+        type("Other", (LlamaModel,), {"forward": lambda self, inputs, attend: None})

@@ -42,6 +42,12 @@ class Decoder(ABC):
     foreign_prefixes: ClassVar[tuple[str, ...]] = ()
     spec: ModelSpec
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """TypeError for a family with another `forward` and our `forward_rows`, which would compute something else."""
+        super().__init_subclass__(**options)
+        if "forward" in vars(cls) and "forward_rows" not in vars(cls):
+            raise TypeError(f"{cls.__name__} overrides forward; override forward_rows with the same layers too")
+
     def __init__(
         self, settings: DecoderSettings, loader: TensorLoader, context: ModelContext, factors: str | None
     ) -> None:
