@@ -30,6 +30,11 @@ PATHS: dict[str, bool | str] = {"auto": "auto", "off": False}  # the values of s
 PROMPT, WARM_UP, STEPS = 64, 2, 6
 TARGET = 0.15
 PENALTIES = {"repetition_penalty": 1.1, "frequency_penalty": 0.1, "presence_penalty": 0.1}
+TIES: dict[str, dict[str, Any]] = {  # of rows of equal logits
+    "top_k of ties": {"top_k": 50},
+    "top_p of ties": {"top_p": 0.9},
+    "typical_p of ties": {"typical_p": 0.9},
+}
 CASES: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "temperature": {"temperature": 0.8},
@@ -47,13 +52,8 @@ CASES: dict[str, dict[str, Any]] = {
     "dynamic_temperature": {"dynatemp_low": 0.5, "dynatemp_high": 1.5},
     "dry": {"dry_multiplier": 0.8},
     "top_k, typical_p, eta_cutoff, xtc": {"top_k": 100, "typical_p": 0.9, "eta_cutoff": 3e-4, "xtc_probability": 0.5},
+    **TIES,
 }
-TIES: dict[str, dict[str, Any]] = {  # of rows of equal logits
-    "top_k of ties": {"top_k": 50},
-    "top_p of ties": {"top_p": 0.9},
-    "typical_p of ties": {"typical_p": 0.9},
-}
-CASES |= TIES
 
 
 class Decoded(NamedTuple):

@@ -38,6 +38,9 @@ from pluglm.prompts import prompt_token_ids
 from pluglm.verification.counts import SpeculationCounts
 
 MODEL = "smollm2-135m-instruct"
+HEADS = Path(".bench/heads")  # where draft_heads.py leaves them
+EAGLE = {"use": "eagle_head", "model": str(HEADS / "eagle"), "num_tokens": 2}
+MTP = {"use": "mtp_head", "model": str(HEADS / "mtp"), "num_tokens": 2}
 PLAIN = "none"
 DRAFTERS: dict[str, dict[str, Any] | None] = {
     PLAIN: None,
@@ -51,11 +54,11 @@ DRAFTERS: dict[str, dict[str, Any] | None] = {
     "draft_model, adaptive": {"use": "draft_model", "model": MODEL, "num_tokens": 4, "adaptive": True},
     "universal": {"use": "universal", "model": MODEL, "num_tokens": 4},
     "universal, adaptive": {"use": "universal", "model": MODEL, "num_tokens": 4, "adaptive": True},
+    "eagle_head": EAGLE,
+    "eagle_head, adaptive": EAGLE | {"adaptive": True},
+    "mtp_head": MTP,
+    "mtp_head, adaptive": MTP | {"adaptive": True},
 }
-HEADS = Path(".bench/heads")  # where draft_heads.py leaves them
-for KIND in ("eagle", "mtp"):
-    HEAD = {"use": f"{KIND}_head", "model": str(HEADS / KIND), "num_tokens": 2}
-    DRAFTERS |= {f"{KIND}_head": HEAD, f"{KIND}_head, adaptive": HEAD | {"adaptive": True}}
 PROMPTS = {"tuned-on": KINDS, "held-out": HELD_OUT}
 LEAST_TOKENS, LEAST_SPEED, LEAST_ELSEWHERE = 1.8, 1.3, 0.97
 KV_MEMORY = 256 << 20

@@ -165,7 +165,7 @@ def test_params_changed_by_a_copy_are_checked(tiny_model: Path, update: dict[str
 
 
 @pytest.mark.parametrize("kind", [SamplingParams, kernel.SamplingParams])
-def test_so_are_those_of_one_request(tiny_model: Path, kind: type[kernel.SamplingParams]) -> None:
+def test_changed_params_of_one_request_are_checked(tiny_model: Path, kind: type[kernel.SamplingParams]) -> None:
     with Engine(fake_config(tiny_model)) as engine:
         for call in (engine.submit, engine.stream):
             with pytest.raises(RequestError, match="params: n: "):

@@ -176,6 +176,8 @@ BORROWER = """
                     pass
             elif self.mode == "no room":
                 self.target.run_first([Chunk(one.sequence_id, [1], size - 1)])
+            elif self.mode == "states":
+                self.target.take_hidden(one.sequence_id, size - 1)
             elif self.mode == "over the text":
                 with self.target.room({one.sequence_id: size}):
                     self.target.run_first([Chunk(one.sequence_id, [1], size - 2)])
@@ -191,10 +193,10 @@ BORROWER = """
 
 
 def borrowed(model: Path, folder: Path, mode: str, **engine_options: Any) -> tuple[Engine, type[Any]]:
-    name = write_plugin(folder, BORROWER, f"borrower_{abs(hash(mode)) % 10**6}")
+    name = write_plugin(folder, BORROWER, f"borrower_{''.join(filter(str.isalpha, mode))}")
     config = real_config(model, folder, drafter={"use": f"{name}:Borrower", "mode": mode}, engine=engine_options)
     engine = Engine.from_config(config)
-    return engine, type(engine._core.parts.drafter.drafter)  # type: ignore[union-attr]
+    return engine, type(engine.core.parts.drafter.drafter)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -204,6 +206,7 @@ def borrowed(model: Path, folder: Path, mode: str, **engine_options: Any) -> tup
         ("too far", "more than was asked for"),
         ("no room", "with room up to 0"),
         ("over the text", "was to be run at"),
+        ("states", "not asked for this; call use_hidden_states while the drafter is built"),
         ("late", "inside propose alone"),
     ],
 )

@@ -29,6 +29,8 @@ from pluglm_spec_decode.heads.teacher import load_teacher
 PROMPTS = ([9, 41, 77, 12, 30, 5, 18], [23], [60, 61, 62, 60, 61, 62, 60, 61])
 NUM_TOKENS = 12
 OPTIONS: dict[tuple[str, str], list[dict[str, Any]]] = {("kv", "paged"): [{"block_size": 1}, {"block_size": 16}]}
+DRAFT_MODELS = ("draft_model", "universal")
+HEADS = {"eagle_head": "eagle"}
 LIKE_ANOTHER = {"mtp_head"}  # wired by what it has in common with eagle_head; test_draft_heads.py runs it
 Choice = tuple[str, str, dict[str, Any]]
 
@@ -59,10 +61,6 @@ def expected_refusal(names: dict[str, str]) -> str | None:
 
 def pair_id(pair: tuple[Choice, Choice]) -> str:
     return "+".join(f"{slot}={name}{''.join(map(str, options.values()))}" for slot, name, options in pair)
-
-
-DRAFT_MODELS = ("draft_model", "universal")
-HEADS = {"eagle_head": "eagle"}
 
 
 def config_of(model: Path, draft: Path, pair: tuple[Choice, Choice]) -> RunConfig:

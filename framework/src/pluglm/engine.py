@@ -389,7 +389,7 @@ class Engine:
                 self._closed = True
                 with self._running_hooks():
                     self._deliver(self._core.close())
-                self._extras.runner.let_go()
+                self._extras.close()
 
     def __enter__(self) -> Self:
         return self

@@ -18,6 +18,7 @@ from pluglm.kernel.roster import Roster
 from pluglm.outputs import Prompt, RequestOutput, StreamChunk
 from pluglm.params import SamplingParams, as_given
 from pluglm.prompt_scores import ScoringRunner
+from pluglm.target.access import LendingDrafter
 from pluglm.text.tokenizer import Tokenizer
 
 
@@ -45,6 +46,13 @@ class Extras:
         self._tokenizer = cast(Tokenizer, parts.tokenizer)
         self._wishes: dict[str, _Wish] = {}
         self._alarm = AcceptanceAlarm(parts.names.get("drafter", ""))
+        self._drafter = parts.drafter
+
+    def close(self) -> None:
+        """Lets go of weights and KV memory, of the drafter's part in them too. Nothing runs any more."""
+        self.runner.let_go()
+        if isinstance(self._drafter, LendingDrafter):
+            self._drafter.let_go()
 
     def options(self, params: kernel.SamplingParams, options: Options) -> Options:
         """A prompt that is scored has a salt of its own: KV that came from a cache would leave rows out."""

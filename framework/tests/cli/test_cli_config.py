@@ -173,5 +173,5 @@ def test_check_tells_what_a_run_would_refuse(pluglm, fake_config: Path, sets: tu
     ],
     ids=str,
 )
-def test_and_nothing_else(pluglm, fake_config: Path, sets: tuple[str, ...]):
+def test_check_lets_pass_what_a_run_takes(pluglm, fake_config: Path, sets: tuple[str, ...]):
     assert pluglm("config", "check", fake_config, *(word for one in sets for word in ("--set", one))).code == 0

@@ -74,7 +74,7 @@ def test_what_is_refused_at_admission_is_refused_early(steps: list[Any] | None) 
         params = SamplingParams.model_validate({name: value})
         assert ChainSampler.check_early(config, params, parts) == late.check(params)
         refused += late.check(params) is not None
-    assert refused == (0 if steps is None else 5 - len([*parts]))
+    assert refused == (0 if steps is None else 5 - len(parts))
 
 
 def test_greedy_sampler_refuses_what_it_would_ignore() -> None:

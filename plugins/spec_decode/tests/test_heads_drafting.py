@@ -142,14 +142,14 @@ def test_calls_are_batched(make_bench: Callable[..., Bench], monkeypatch: pytest
     texts = {1: [3, 1, 4, 1, 5], 2: [9, 2], 3: [6, 5, 3]}
     found = bench.checked(texts)
     is_eagle = bench.head.config["kind"] == "eagle"
-    assert calls == [(3, 7), (3, 3), (3, 3)] if is_eagle else [(3, 7)] * 3
+    assert calls == ([(3, 7), (3, 3), (3, 3)] if is_eagle else [(3, 7)] * 3)
     calls.clear()
     for one, drafts in zip(texts, found, strict=True):
         bench.drafter.observe(one, 1, [drafts[0], 7])
         texts[one] = [*texts[one], drafts[0], 7]
     bench.checked(texts)
     # two new entries each; of the three sequences, mtp computes up to two of the entries before again
-    assert calls == [(3, 6), (3, 3), (3, 3)] if is_eagle else [(3, 6 + 2 + 1 + 2)] * 3
+    assert calls == ([(3, 6), (3, 3), (3, 3)] if is_eagle else [(3, 6 + 2 + 1 + 2)] * 3)
 
 
 def test_kv_of_predicted_features_is_given_back(make_bench: Callable[..., Bench]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pluglm.kernel.interfaces.services import HookCalls
 from pluglm.kernel.interfaces.services import Tiers as Tiers
@@ -70,7 +70,7 @@ class Parts:
     budget: Budget
     limits: Limits
     verification: str = "reproducible"
-    drafting_failed: Callable[[], Any] = tuple
+    drafting_failed: Callable[[], object] = lambda: None
     planning: Callable[..., Planning] | None = None
 
     @property

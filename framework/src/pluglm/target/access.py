@@ -19,13 +19,14 @@ from pluglm.kernel.runner import ModelRunner
 from pluglm.target.hidden import RecordingRunner
 
 OUTSIDE = "the target may be used inside propose alone, and no longer once that call was given up on"
+UNASKED = "the target was not asked for this; call {} while the drafter is built"
 
 
 class TargetAccess:
-    """The Target; `bind` gives it the model once that is loaded.
+    """The Target; `bind` gives it the model once that is loaded. `lent`, `revoke` and `let_go` are the engine's.
 
-    drafter, model: how messages call them. may_evict: cached KV may make room for drafts. patience_s: how long `revoke`
-    waits for a use that is under way.
+    drafter: how messages call it. head: makes the runner of the checkpoint in a folder. may_evict: cached KV may make
+    room for drafts. patience_s: how long `revoke` waits for a use that is under way.
     """
 
     def __init__(
@@ -44,8 +45,6 @@ class TargetAccess:
     @property
     def is_used(self) -> bool:
         return bool(self._num_layers) or self.keeps_hidden
-
-    # While the drafter is built
 
     def use_first_layers(self, num_layers: int) -> None:
         most = len(self._spec.layers) - 1
@@ -73,8 +72,6 @@ class TargetAccess:
             model = runner.model.first_layers(self._num_layers)
             self._first = ModelRunner(runner.backend, model, runner.attention, runner.kv, runner.store)
 
-    # By the engine
-
     @contextmanager
     def lent(self, requests: Sequence[DraftRequest]) -> Iterator[None]:
         """The calling thread may use it for these sequences."""
@@ -94,7 +91,10 @@ class TargetAccess:
         if self._lock.acquire(timeout=self._patience_s):
             self._lock.release()
 
-    # Inside propose
+    def let_go(self) -> None:
+        """Of weights and KV memory, at the end of the run: what is lent shares them."""
+        self.revoke()
+        self._runner = self._first = None
 
     @contextmanager
     def room(self, wanted: Mapping[int, int]) -> Iterator[frozenset[int]]:
@@ -116,19 +116,20 @@ class TargetAccess:
     def run_first(self, chunks: Sequence[Chunk]) -> torch.Tensor:
         checked = [self._checked(one) for one in chunks]
         with self._using():
-            first = cast(ModelRunner, self._first)
+            if (first := self._first) is None:
+                raise RuntimeError(UNASKED.format("use_first_layers"))
             return first.run(first.make_input(checked))
 
     def take_hidden(self, sequence_id: int, stop: int) -> HiddenRows | None:
-        with self._using() as runner:
+        with self._using_hidden() as runner:
             return cast(RecordingRunner, runner).hidden.take(sequence_id, stop)
 
     def embed(self, token_ids_T: torch.Tensor) -> torch.Tensor:
-        with self._using() as runner:
+        with self._using_hidden() as runner:
             return cast(OpenBackend, runner.backend).compute(cast(DraftSource, runner.model).embed, token_ids_T)
 
     def logits(self, hidden_RD: torch.Tensor) -> torch.Tensor:
-        with self._using() as runner:
+        with self._using_hidden() as runner:
             return cast(OpenBackend, runner.backend).compute(runner.model.logits, hidden_RD)
 
     @contextmanager
@@ -137,6 +138,13 @@ class TargetAccess:
             if self._owner != get_ident() or self._runner is None:
                 raise RuntimeError(OUTSIDE)
             yield self._runner
+
+    @contextmanager
+    def _using_hidden(self) -> Iterator[ModelRunner]:
+        with self._using() as runner:
+            if not self.keeps_hidden:  # so `bind` has not looked whether the backend can
+                raise RuntimeError(UNASKED.format("use_hidden_states"))
+            yield runner
 
     def _extend(self, runner: ModelRunner, wanted: Mapping[int, int]) -> BlockCopies:
         transaction = runner.kv.transaction()
@@ -193,5 +201,10 @@ class LendingDrafter(Drafter):
     def release(self, sequence_id: int) -> None:
         self.drafter.release(sequence_id)
 
+    def let_go(self) -> None:
+        """See TargetAccess."""
+        self._target.let_go()
+
     def __getattr__(self, name: str) -> Any:
+        """What a drafter has beside the contract, such as counters, stays within reach."""
         return getattr(self.drafter, name)

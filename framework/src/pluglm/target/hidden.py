@@ -20,6 +20,8 @@ from pluglm.kernel.runner import ModelRunner
 
 @dataclass(slots=True)
 class _Kept:
+    """Rows of the positions start .. stop of one sequence, [n, D] each part, in their order."""
+
     start: int
     stop: int
     parts: list[torch.Tensor]
@@ -61,6 +63,7 @@ class HiddenStates:
         return HiddenRows(kept.start, torch.cat(kept.parts) if len(kept.parts) > 1 else kept.parts[0])
 
     def keep_only(self, is_live: Callable[[int], bool]) -> None:
+        """Forgets the rows of all other sequence ids."""
         self._kept = {sequence_id: kept for sequence_id, kept in self._kept.items() if is_live(sequence_id)}
 
 

@@ -83,7 +83,7 @@ def _judged(windows: Sequence[Drafted]) -> list[tuple[Drafted, range]]:
 
 def _compare(drafts: Sequence[int], first_row: int, drawn: Mapping[int, int]) -> Run:
     """`reproducible` for one window: draws, up to and with the first that is not the draft."""
-    if not drafts:
+    if not drafts:  # as most windows are
         return Run(first_row, [drawn[first_row]] if first_row in drawn else [], 0)
     run = list[int]()
     for place in range(len(drafts) + 1):

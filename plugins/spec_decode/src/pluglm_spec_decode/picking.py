@@ -68,9 +68,9 @@ def pick(drafted: Mapping[int, Drafted], logits_RV: torch.Tensor, width: int) ->
     if not drawn:
         return
     some_RV, device = logits_RV[list(drawn)], logits_RV.device
-    warmth_R1 = torch.tensor([[one.temperature] for one in drawn.values()], device=device)
+    temperature_R1 = torch.tensor([[one.temperature] for one in drawn.values()], device=device)
     # The largest goes first: divided by a tiny temperature it would overflow.
-    probs_RV = ((some_RV - some_RV.amax(-1, keepdim=True)) / warmth_R1).softmax(-1)
+    probs_RV = ((some_RV - some_RV.amax(-1, keepdim=True)) / temperature_R1).softmax(-1)
     probs_RV = torch.nn.functional.pad(probs_RV, (0, width - probs_RV.shape[1]))
     coins = [one.coins[len(one.drafts)] for one in drawn.values()]
     ids = inverse_cdf(probs_RV, torch.tensor(coins, dtype=torch.float64, device=device)).tolist()

@@ -59,7 +59,9 @@ class Target(Protocol):
         ...
 
     def run_first(self, chunks: Sequence[Chunk]) -> torch.Tensor:
-        """Inside `room`: final norm and head behind the first layers, logits_RV float32 of each chunk's last token.
+        """Inside `room`, after `use_first_layers`: logits_RV float32 of each chunk's last token.
+
+        They are what the final norm and the head make of the first layers.
 
         The KV of these layers is stored for all tokens of the chunks; what was drafted is computed anew when verified.
         """
@@ -68,6 +70,7 @@ class Target(Protocol):
     def take_hidden(self, sequence_id: int, stop: int) -> HiddenRows | None:
         """Those kept of positions before `stop`, up to the last of them, and forgets them; None when there are none.
 
+        This and the two below need `use_hidden_states`.
         Kept are those that were computed for this id since they were last taken. Of tokens whose KV was adopted or
         loaded, there are none; where such lie between, only what was computed behind them is kept.
         """

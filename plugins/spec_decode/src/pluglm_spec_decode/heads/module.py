@@ -18,7 +18,7 @@ from pluglm.models.settings import DecoderSettings
 from pluglm.weights.open import open_checkpoint
 from pluglm_spec_decode.heads.settings import read_settings_of
 
-# B: texts, T: entries of each, D: hidden size, H: head dim, F: H / 2
+# B: texts, T: entries of each, D: hidden size, N: query heads, K: kv heads, H: head dim, F: H / 2
 
 STEM = "model."  # of tensor names in the checkpoint, before those of the module
 
@@ -98,20 +98,24 @@ class _SelfAttention(nn.Module):
 
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
         projections = (self.q_proj, self.k_proj, self.v_proj)
-        q, k, v = (one(x_BTD).unflatten(-1, (-1, self._layer.head_dim)).transpose(1, 2) for one in projections)
-        out = scaled_dot_product_attention(
-            self._rotated(q), self._rotated(k), v, is_causal=True, scale=self._layer.scale, enable_gqa=True
+        q_BNTH, k_BKTH, v_BKTH = (
+            one(x_BTD).unflatten(-1, (-1, self._layer.head_dim)).transpose(1, 2) for one in projections
         )
-        mixed: torch.Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
-        return mixed
+        q_BNTH, k_BKTH = self._rotated(q_BNTH), self._rotated(k_BKTH)
+        out_BNTH = scaled_dot_product_attention(
+            q_BNTH, k_BKTH, v_BKTH, is_causal=True, scale=self._layer.scale, enable_gqa=True
+        )
+        mixed_BTD: torch.Tensor = self.o_proj(out_BNTH.transpose(1, 2).flatten(2))
+        return mixed_BTD
 
     def _rotated(self, x_BNTH: torch.Tensor) -> torch.Tensor:
         """RoPE (https://arxiv.org/abs/2104.09864), element i paired with i + H/2."""
         positions_T = torch.arange(x_BNTH.shape[2], device=x_BNTH.device, dtype=torch.float32)
         angles_TF = positions_T[:, None] * self.get_buffer("_frequencies_F")
         cos_TF, sin_TF = angles_TF.cos() * self._attention_factor, angles_TF.sin() * self._attention_factor
-        one, two = x_BNTH.chunk(2, -1)
-        return torch.cat((one * cos_TF - two * sin_TF, two * cos_TF + one * sin_TF), -1)
+        first_BNTF, second_BNTF = x_BNTH.chunk(2, -1)
+        turned = (first_BNTF * cos_TF - second_BNTF * sin_TF, second_BNTF * cos_TF + first_BNTF * sin_TF)
+        return torch.cat(turned, -1)
 
 
 class _FeedForward(nn.Module):
@@ -123,5 +127,5 @@ class _FeedForward(nn.Module):
         self._activation = ACTIVATIONS[settings.activation]
 
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
-        added: torch.Tensor = self.down_proj(self._activation(self.gate_proj(x_BTD)) * self.up_proj(x_BTD))
-        return added
+        added_BTD: torch.Tensor = self.down_proj(self._activation(self.gate_proj(x_BTD)) * self.up_proj(x_BTD))
+        return added_BTD

@@ -45,8 +45,10 @@ class HeadJob(Drafted):
         return len(self.token_ids) - 1
 
     def tokens(self, first: int, stop: int) -> list[int]:
-        """Of these places of the text, drafts behind it. Behind the last draft stands that again: such entries are made
-        anew before anything is drafted with them."""
+        """Of these places of the text, drafts behind it. Behind the last draft stands that again.
+
+        Entries with such a token are made anew before anything is drafted with them.
+        """
         num_known = len(self.token_ids)
         known = self.token_ids[first:stop] + self.drafts[max(0, first - num_known) : max(0, stop - num_known)]
         last = (self.drafts or self.token_ids)[-1]
@@ -67,7 +69,7 @@ class Piece:
 
     @property
     def features(self) -> torch.Tensor:
-        """Of its entries, [n, D]."""
+        """Of its entries, [n, D], in the run's dtype."""
         return self.job.features_nD[self.first - self.job.first : self.stop - self.job.first]
 
     def chunk(self, ahead: int) -> Chunk:
@@ -94,7 +96,7 @@ def pieces(jobs: Sequence[HeadJob], most: int, tail: int) -> Iterator[list[Piece
 
 
 class HeadRuns:
-    """runner: of a head, in the run's dtype."""
+    """Calls run one block of a head over a batch. runner: of the loaded head. dtype: the run's, of features."""
 
     def __init__(self, runner: Runner, target: Target, dtype: torch.dtype) -> None:
         self._runner, self._target, self._dtype = runner, target, dtype
