@@ -146,10 +146,12 @@ class Decoder(ABC):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The rows that the last layer takes, and what its attention gives, [T, N, H]."""
         hidden_TD = None if self._lower_stack is None else self._lower_stack(x_TD, angles, attend)
-        for layer in self._layers[:-1] if hidden_TD is None else ():
-            x_TD = layer.after_attention(self._map_rows, x_TD, self._attended(layer, x_TD, angles, attend))
-        x_TD = x_TD if hidden_TD is None else hidden_TD
-        return x_TD, self._attended(self._layers[-1], x_TD, angles, attend)
+        if hidden_TD is None:
+            hidden_TD = x_TD
+            for layer in self._layers[:-1]:
+                out_TNH = self._attended(layer, hidden_TD, angles, attend)
+                hidden_TD = layer.after_attention(self._map_rows, hidden_TD, out_TNH)
+        return hidden_TD, self._attended(self._layers[-1], hidden_TD, angles, attend)
 
     def _attended(
         self, layer: DecoderLayer, x_TD: torch.Tensor, angles: list[torch.Tensor], attend: AttentionCall

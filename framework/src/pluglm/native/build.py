@@ -94,6 +94,7 @@ def keep(library: Path) -> None:
 
 
 def _mark(library: Path) -> Path:
+    """There when the library did not load and was built anew: it is not built a third time."""
     return library.with_suffix(".rebuilt")
 
 

@@ -139,8 +139,9 @@ class NativeLayer:
         """What the second product of the feed-forward part takes, [T, I]."""
         tools, kind = self._tools, self._struct.activation
         num_rows, width = normed_TD.shape[0], self._gate_up.weight_NK.shape[0] // 2
-        active_TI, both = torch.empty((num_rows, width), dtype=normed_TD.dtype), self._gate_up(normed_TD)
-        rows = both.data_ptr(), num_rows, width
+        gate_up_TJ = self._gate_up(normed_TD)  # J = 2 I
+        active_TI = torch.empty((num_rows, width), dtype=normed_TD.dtype)
+        rows = gate_up_TJ.data_ptr(), num_rows, width
         tools.library.pluglm_gated(tools.handle, self.type_code, kind, *rows, active_TI.data_ptr())
         return active_TI
 

@@ -62,13 +62,15 @@ class StateCollector(Drafter):
 def collect_traces(config: Mapping[str, Any], prompts: Iterable[Any], params: SamplingParams) -> list[Trace]:
     """Runs the prompts and returns a trace of each text, its output included but for the last two tokens.
 
-    config: of a run, as RunConfig takes it, without a drafter and with a KV manager that reuses no prefixes.
-    Raises ConfigError for params of fewer than 3 tokens, or when a prompt gave no trace.
+    config: of a run, as RunConfig takes it, with a KV manager that reuses no prefixes.
+    Raises ConfigError for a config with a drafter, for params of fewer than 3 tokens, or when a prompt gave no trace.
     """
     if params.max_tokens is not None and params.max_tokens < _LEAST_TOKENS:
         raise ConfigError(
             f"max_tokens is {params.max_tokens}, and states are collected from {_LEAST_TOKENS} on; raise it"
         )
+    if config.get("drafter") is not None:
+        raise ConfigError("traces are of plain decoding; leave drafter out of the config")
     drafter = f"{StateCollector.__module__}:{StateCollector.__qualname__}"
     with Engine.from_config({**config, "drafter": {"use": drafter}}) as engine:
         outputs = engine.generate(list(prompts), params)
