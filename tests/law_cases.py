@@ -6,14 +6,17 @@ them in float64 by `pluglm.testing.lossless_filters`, which was written from the
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from engine_cases import fake_config, ids
 
-from pluglm import SamplingParams
+from pluglm import Engine, SamplingParams
 from pluglm.backends.fake import FakeBackend
 from pluglm.kernel.interfaces.component import Capabilities, ComponentConfig
 from pluglm.kernel.interfaces.drafter import ROWS, Drafter, DraftRequest, Proposal
@@ -29,6 +32,7 @@ from pluglm.testing.lossless_filters import (
     Floats,
     softmax,
 )
+from pluglm.testing.statistics import cell_test
 
 # R: rows with logits, V: vocabulary
 
@@ -38,6 +42,8 @@ _RANDOM = np.random.default_rng(8)
 TARGET = _RANDOM.normal(0.0, 1.2, (NUM_TOKENS, NUM_TOKENS, NUM_TOKENS)).astype(np.float32)  # by the last two tokens
 NEAR = 0.6 * TARGET + _RANDOM.normal(0.0, 0.8, TARGET.shape)  # the drafter's
 XTC_PROBABILITY, XTC_THRESHOLD = 0.4, 0.2
+DELTA = 1e-8  # of one cell test; the suite makes less than a hundred
+BATCH = 256
 
 PARAMS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -182,3 +188,39 @@ class LetterMatcher:
 
     def forced(self) -> list[int]:
         return []
+
+
+def engine_for(
+    model: Path, rule: str = "reproducible", drafter: str | None = "law_cases:TableDrafter", **slots: Any
+) -> Engine:
+    engine = {"verification": rule, "max_num_seqs": BATCH, "max_step_tokens": 2 * BATCH + 37}
+    settings = {
+        "backend": {"use": "law_cases:TableBackend", "vocab_size": NUM_TOKENS},
+        "grammar": "law_cases:LetterGrammar",
+        "drafter": drafter,
+        "engine": {**engine, **slots.pop("engine", {})},
+    }
+    return Engine.from_config(fake_config(model, **{**settings, **slots}))
+
+
+def texts_of(engine: Engine, names: Sequence[str], num: int) -> dict[str, list[tuple[int, ...]]]:
+    """`num` texts under each of the named params, neighbours under others."""
+    wanted = [(name, number) for number in range(num) for name in names]
+    found: dict[str, list[tuple[int, ...]]] = {name: [] for name in names}
+    for first in range(0, len(wanted), 4 * BATCH):
+        some = wanted[first : first + 4 * BATCH]
+        outputs = engine.generate([ids(*PROMPT) for _ in some], [params_of(*one) for one in some])
+        for (name, _), output in zip(some, outputs, strict=True):
+            assert output.error is None, output.error
+            found[name].append(tuple(output.token_ids))
+    return found
+
+
+def problem_of(texts: Sequence[tuple[int, ...]], name: str) -> str | None:
+    """Of the joint laws of the first two, three and four tokens: 16, 64 and 256 cells."""
+    for length in range(2, LENGTH + 1):
+        counts = Counter(text[:length] for text in texts)
+        cells = [counts[cell] for cell in product(range(NUM_TOKENS), repeat=length)]
+        if problem := cell_test(cells, joint_law(name, length), DELTA):
+            return f"{length} tokens: {problem}"
+    return None

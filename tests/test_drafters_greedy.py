@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from engine_cases import ids, real_config, write_plugin
+from seat_cases import TAKING_SOURCE
 
 from pluglm import Engine, RequestOutput, SamplingParams
 
@@ -21,6 +22,7 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "ngram": {"use": "ngram"},
     "ngram, adaptive": {"use": "ngram", "num_tokens": 8, "adaptive": True, "draft_cost": 0.1},
     "suffix": {"use": "suffix"},
+    "suffix, branches": {"use": "suffix", "num_branches": 3},
     "suffix, adaptive by the clock": {"use": "suffix", "adaptive": True},
     "self_layers": {"use": "self_layers", "num_layers": MOST, "num_tokens": 2},
     "draft_model": {"use": "draft_model", "model": OWN, "num_tokens": 3},
@@ -29,39 +31,6 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     },
     "universal": {"use": "universal", "model": OWN, "num_tokens": 3},
 }  # fmt: skip
-TAKING_SOURCE = '''
-"""Plans as fcfs does, and takes somebody's seat in every fourth step, in each of three ways in turn."""
-
-from dataclasses import replace
-
-from pluglm.kernel.interfaces.component import ComponentConfig
-from pluglm.kernel.interfaces.scheduler import Scheduler
-from pluglm.kernel.planner import PolicyScheduler
-from pluglm_schedulers.fcfs import FcfsPolicy
-
-MODES = ("preempted", "offloaded", "paused")  # fields of StepPlan
-
-
-class Taking(Scheduler):
-    Config = ComponentConfig
-    interface_version = 1
-
-    def __init__(self, config, context):
-        self.inner = PolicyScheduler(FcfsPolicy(FcfsPolicy.Config(), context))
-
-    def plan(self, view, budget, kv):
-        turn, rest = divmod(view.step, 4)
-        if rest or not view.running:
-            return self.inner.plan(view, budget, kv)
-        victim, mode = view.running[turn % len(view.running)], MODES[turn % len(MODES)]
-        if mode == "paused":
-            kv.trim(victim.sequence_id, victim.num_computed)
-        else:
-            kv.release(victim.sequence_id)
-        others = tuple(one for one in view.running if one is not victim)
-        plan = self.inner.plan(replace(view, running=others), budget, kv)
-        return replace(plan, **{mode: (*getattr(plan, mode), victim.sequence_id)})
-'''
 
 
 def run(

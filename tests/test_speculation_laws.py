@@ -8,55 +8,28 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pytest
-from engine_cases import fake_config, ids, require_idle
-from law_cases import LENGTH, NUM_TOKENS, PARAMS, final_row, joint_law, params_of
+from engine_cases import ids, require_idle
+from law_cases import (
+    DELTA,
+    LENGTH,
+    NUM_TOKENS,
+    PARAMS,
+    engine_for,
+    final_row,
+    joint_law,
+    params_of,
+    problem_of,
+    texts_of,
+)
 
-from pluglm import Engine, RequestOutput
+from pluglm import RequestOutput
 from pluglm.testing.lossless_filters import PROMPT
 from pluglm.testing.statistics import cell_test
 
 RULES = ("reproducible", "token", "block")
-DELTA = 1e-8  # of one cell test; the suite makes less than a hundred
-BATCH = 256
-
-
-def engine_for(model: Path, rule: str = "reproducible", drafter: str | None = "TableDrafter", **slots: Any) -> Engine:
-    engine = {"verification": rule, "max_num_seqs": BATCH, "max_step_tokens": 2 * BATCH + 37}
-    settings = {
-        "backend": {"use": "law_cases:TableBackend", "vocab_size": NUM_TOKENS},
-        "grammar": "law_cases:LetterGrammar",
-        "drafter": f"law_cases:{drafter}" if drafter else None,
-        "engine": {**engine, **slots.pop("engine", {})},
-    }
-    return Engine.from_config(fake_config(model, **{**settings, **slots}))
-
-
-def texts_of(engine: Engine, names: Sequence[str], num: int) -> dict[str, list[tuple[int, ...]]]:
-    """`num` texts under each of the named params, neighbours under others."""
-    wanted = [(name, number) for number in range(num) for name in names]
-    found: dict[str, list[tuple[int, ...]]] = {name: [] for name in names}
-    for first in range(0, len(wanted), 4 * BATCH):
-        some = wanted[first : first + 4 * BATCH]
-        outputs = engine.generate([ids(*PROMPT) for _ in some], [params_of(*one) for one in some])
-        for (name, _), output in zip(some, outputs, strict=True):
-            assert output.error is None, output.error
-            found[name].append(tuple(output.token_ids))
-    return found
-
-
-def problem_of(texts: Sequence[tuple[int, ...]], name: str) -> str | None:
-    """Of the joint laws of the first two, three and four tokens: 16, 64 and 256 cells."""
-    for length in range(2, LENGTH + 1):
-        counts = Counter(text[:length] for text in texts)
-        cells = [counts[cell] for cell in product(range(NUM_TOKENS), repeat=length)]
-        if problem := cell_test(cells, joint_law(name, length), DELTA):
-            return f"{length} tokens: {problem}"
-    return None
 
 
 def require_laws(model: Path, rule: str, num: int) -> None:
@@ -81,13 +54,16 @@ def test_twenty_thousand_texts_follow_the_law_of_the_target(tiny_model: Path, ru
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_a_drafter_that_lies_about_its_rows_is_lossy(tiny_model: Path, rule: str) -> None:
     """And this test can tell: the kit of drafters is what a drafter has to pass."""
-    with engine_for(tiny_model, rule, "LyingDrafter") as engine:
+    with engine_for(tiny_model, rule, "law_cases:LyingDrafter") as engine:
         texts = texts_of(engine, ["plain"], 4_000)["plain"]
     assert problem_of(texts, "plain") is not None
 
 
 def test_a_drafter_that_lies_changes_nothing_under_reproducible(tiny_model: Path) -> None:
-    with engine_for(tiny_model, drafter="LyingDrafter") as engine, engine_for(tiny_model, drafter=None) as plain:
+    with (
+        engine_for(tiny_model, drafter="law_cases:LyingDrafter") as engine,
+        engine_for(tiny_model, drafter=None) as plain,
+    ):
         assert texts_of(engine, list(PARAMS), 20) == texts_of(plain, list(PARAMS), 20)
 
 

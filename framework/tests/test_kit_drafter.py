@@ -152,6 +152,31 @@ class CautiousAfterRefusal(LookupDrafter):
         return [1] if request.sequence_id in self.refused else super().one(request)
 
 
+class Branches(LookupDrafter):
+    """Beside what it looked up a token that it did not."""
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
+        return [
+            replace(made, branches=self.branches(one))
+            for one, made in zip(requests, super().propose(requests), strict=True)
+        ]
+
+    def branches(self, request: DraftRequest) -> list[list[int]]:
+        return [[1][: request.max_tokens]]
+
+
+class LongBranches(Branches):
+    def branches(self, request: DraftRequest) -> list[list[int]]:
+        return [[1] * 8 if request.max_tokens == 7 else []]
+
+
+class ForgetfulBranches(Branches):
+    """Only when it is first asked."""
+
+    def branches(self, request: DraftRequest) -> list[list[int]]:
+        return super().branches(request) if self.seen[request.sequence_id] == 1 else []
+
+
 BROKEN: dict[str, type[LookupDrafter]] = {
     "proposals_fit_max_tokens": changed(one_too_many),
     "no_room_means_no_proposal": changed(at_least_one),
@@ -165,12 +190,15 @@ BROKEN: dict[str, type[LookupDrafter]] = {
     "outcomes_leave_no_trace": CautiousAfterRefusal,
     "order_of_requests_does_not_matter": FirstComesFirst,
     "sequences_do_not_mix": SharesOutcomes,
+    "branches_are_usable": LongBranches,
+    "branches_are_the_same_again": ForgetfulBranches,
 }
 
 
 def test_a_plain_drafter_passes() -> None:
-    report = run_checks(drafter_checks(LookupDrafter))
-    assert report.ok, str(report)
+    for cls in (LookupDrafter, Branches):
+        report = run_checks(drafter_checks(cls))
+        assert report.ok, str(report)
 
 
 def test_every_check_has_a_broken_fixture() -> None:

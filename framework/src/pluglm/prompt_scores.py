@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 
 from pluglm.kernel.core import ModelInput, Segment, TokenLogprobs
+from pluglm.kernel.interfaces.target import BranchFollower
 from pluglm.kernel.runner import ModelRunner
 
 # R: rows asked for by the engine, S: rows of prompt tokens, V: vocabulary, k: most likely tokens
@@ -65,6 +66,11 @@ class ScoringRunner(ModelRunner):
     def run_beside(self, inputs: ModelInput, meanwhile: Callable[[], None]) -> torch.Tensor:
         """As the runner's; logits_RV of the rows that were asked for."""
         return self._scored(inputs, lambda wider: self._inner.run_beside(wider, meanwhile))
+
+    def take_over(self, sequence_id: int, branch_id: int) -> None:
+        """As of BranchFollower, for a runner that is one."""
+        if isinstance(self._inner, BranchFollower):
+            self._inner.take_over(sequence_id, branch_id)
 
     def let_go(self) -> None:
         """Of weights and KV memory, even while somebody holds this runner. Nothing runs any more."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -22,6 +22,7 @@ from pluglm.assembly.namespace import KVIdentity
 from pluglm.assembly.registry import list_entries, load
 from pluglm.assembly.resolving import ResolvedRun, capabilities_of
 from pluglm.assembly.validation import validate
+from pluglm.branching.planning import BranchPlanning
 from pluglm.kernel.cache_keys import namespace
 from pluglm.kernel.core import Budget
 from pluglm.kernel.errors import CheckpointError, ConfigError, PluginError
@@ -38,6 +39,7 @@ from pluglm.kernel.interfaces.quantizer import Quantizer
 from pluglm.kernel.interfaces.services import Progress, Runner, Services, TokenizerView
 from pluglm.kernel.parts import Limits, Parts, Tiers
 from pluglm.kernel.planner import PolicyScheduler
+from pluglm.kernel.planning import Planning
 from pluglm.kernel.runner import ModelRunner
 from pluglm.kv.no_tiers import NoTiers
 from pluglm.kv.tiering import KVTiers
@@ -140,8 +142,14 @@ class _Builder:
             ),
             verification=engine.verification,
             drafting_failed=cast(TargetAccess, context.target).revoke,
-            planning=partial(AheadPlanning, scheduler=scheduler) if self._is_ahead else None,
+            planning=self._planning(scheduler),
         )
+
+    def _planning(self, scheduler: Any) -> Callable[..., Planning] | None:
+        """Of plans ahead and branches of drafts at most one can be: a drafter has its say before each plan."""
+        if self._is_ahead:
+            return partial(AheadPlanning, scheduler=scheduler)
+        return BranchPlanning if "drafter" in self._slots else None
 
     def _tiers(self, context: BuildContext) -> Tiers:
         built = {name: tier.build(context) for name, tier in self._run.kv_tiers.items()}

@@ -18,6 +18,7 @@ from pluglm.kernel.quick_new import quick_new
 if TYPE_CHECKING:
     import torch
 
+    from pluglm.kernel.interfaces.drafter import Proposal
     from pluglm.kernel.interfaces.grammar import Matcher
     from pluglm.kernel.interfaces.search import Walk
     from pluglm.kernel.memory import Saved
@@ -82,7 +83,7 @@ class Sequence:
     num_published: int = 0  # those of them that the prefix cache was offered
     kv_epoch: int = 0  # resets of the prefix cache before the first of them was computed or adopted
     drafts: list[int] = field(default_factory=list)  # proposed for this step, never committed unverified
-    draft_rows_kV: torch.Tensor | None = None  # float32 probabilities that they were drawn from, read by Drawer
+    proposal: Proposal | None = None  # what they are of, read by the planning and by Drawer
     status: Status = Status.WAITING
     holds_kv: bool = False  # has a table in the KV manager; one that waits may: paused, forked or parked
     offloaded: Saved | None = None  # its KV in host memory while it waits, num_computed tokens of it

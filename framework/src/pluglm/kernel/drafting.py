@@ -7,7 +7,7 @@ from collections.abc import Collection
 from pluglm.kernel.core import Budget, Sequence
 from pluglm.kernel.interfaces.drafter import Drafter, DraftRequest, Proposal
 from pluglm.kernel.parts import Parts
-from pluglm.verification.checking import problem_of_ids, problem_of_rows
+from pluglm.verification.checking import problem_of_proposal
 
 
 def requests(running: Collection[Sequence], budget: Budget) -> list[DraftRequest]:
@@ -27,17 +27,17 @@ def requests(running: Collection[Sequence], budget: Budget) -> list[DraftRequest
 
 
 def ask(drafter: Drafter, asked: list[DraftRequest], parts: Parts) -> list[Proposal | str]:
-    """One proposal per request, with a list of ids of its own, or what is wrong with it."""
+    """One proposal per request, with lists of ids of its own, or what is wrong with it."""
     given = drafter.propose(asked)
     if not isinstance(given, list) or len(given) != len(asked):
         raise ValueError(f"propose must return one Proposal for each of {len(asked)} requests")
-    return [_usable(one, proposal, parts) for one, proposal in zip(asked, given, strict=True)]
+    return [_usable(one, answer, parts) for one, answer in zip(asked, given, strict=True)]
 
 
 def _usable(request: DraftRequest, proposal: object, parts: Parts) -> Proposal | str:
     ids = getattr(proposal, "token_ids", proposal)
     if not isinstance(proposal, Proposal) or not isinstance(ids, list):
         return f"proposed {type(ids).__name__}, not a Proposal with a list of token ids"
-    wrong = problem_of_ids(ids, request.max_tokens, parts.num_ids)
-    wrong = wrong or problem_of_rows(proposal.rows_kV, ids, parts.runner.spec.vocab_size, parts.runner.backend.device)
-    return wrong or Proposal(list(ids), proposal.rows_kV)
+    width, device = parts.runner.spec.vocab_size, parts.runner.backend.device
+    wrong = problem_of_proposal(proposal, request.max_tokens, parts.num_ids, width, device)
+    return wrong or Proposal(list(ids), proposal.rows_kV, [list(one) for one in proposal.branches])

@@ -65,7 +65,8 @@ class Window(NamedTuple):
     @property
     def proposal_rows(self) -> torch.Tensor | None:
         """Not of a greedy request: its draw is certain, so comparing drafts with it keeps as many of them."""
-        return None if self.sequence.request.params.greedy else self.sequence.draft_rows_kV
+        proposal, is_greedy = self.sequence.proposal, self.sequence.request.params.greedy
+        return None if is_greedy or proposal is None else proposal.rows_kV
 
     @property
     def key(self) -> tuple[int, int, int]:

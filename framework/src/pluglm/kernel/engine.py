@@ -171,7 +171,7 @@ class EngineCore:
             if isinstance(answer, str):
                 self.finish(sequence, "error", error=f"{self.parts.names['drafter']} {answer}")
             else:
-                sequence.drafts, sequence.draft_rows_kV = answer.token_ids, answer.rows_kV
+                sequence.drafts, sequence.proposal = answer.token_ids, answer
 
     def _execute(self, step: Step) -> Guarded[torch.Tensor | None]:
         """Run the planned tokens; logits of every row from each sequence's last known token on."""
@@ -210,16 +210,14 @@ class EngineCore:
 
     def _sample(self, step: Step, logits_RV: torch.Tensor | None) -> Guarded[list[tuple[Window, Drawn]]]:
         """Draws for every window; the rows of lanes under a search are put aside for it."""
-        windows = step.windows
-        if logits_RV is None or not windows:
-            return []
-        if any(window.sequence.walk is not None for window in windows):
+        windows = [] if logits_RV is None else step.windows
+        if logits_RV is not None and any(window.sequence.walk is not None for window in windows):
             rows = torch.split(logits_RV, [len(window.drafts) + 1 for window in windows])
             pairs = list(zip(windows, rows, strict=True))
             step.searched = {window.sequence: row[0] for window, row in pairs if window.sequence.walk is not None}
             windows = [window for window in windows if window.sequence.walk is None]
             logits_RV = torch.cat([row for window, row in pairs if window.sequence.walk is None] or [logits_RV[:0]])
-        return list(zip(windows, (yield from self._drawer.draw(logits_RV, windows)), strict=True)) if windows else []
+        return (yield from self._planning.draw(self._drawer, logits_RV, windows))
 
     def _commit(self, step: Step, drawn: list[tuple[Window, Drawn]]) -> None:
         """Accepted tokens become known, computed counts and KV follow, and whoever is done ends."""
@@ -233,7 +231,7 @@ class EngineCore:
             if sequence.status is not Status.RUNNING:
                 continue
             sequence.num_computed += result.num_accepted
-            sequence.drafts = []
+            sequence.drafts, sequence.proposal = [], None
             self._fork_lanes(sequence)
             if sequence.status is Status.RUNNING:  # forking may have failed it
                 self._emit(sequence, len(window.drafts), result)

@@ -79,6 +79,16 @@ class Memory:
         """change(transaction) as an attempt; the transaction that it does not commit is rolled back."""
         return self._parts.guard.run(self.changing(slot, touched, change))
 
+    def apply(self, touched: Iterable[Sequence], change: Callable[[Any], object]) -> bool:
+        """change(transaction) and its commit; False when that failed, and was rolled back."""
+
+        def whole(kv: Any) -> bool:
+            change(kv)
+            kv.commit()
+            return True
+
+        return self.change("kv", touched, whole) is True
+
     def changing(
         self, slot: str, touched: Iterable[Sequence], change: Callable[[Any], ResultT]
     ) -> Guarded[ResultT | None]:
@@ -128,25 +138,17 @@ class Memory:
     def fork(self, parent: Sequence, children: list[Sequence], num_tokens: int) -> bool:
         """Children that share the parent's first num_tokens computed tokens; False when that failed the request."""
 
-        def fork(kv: Any) -> bool:
+        def fork(kv: Any) -> None:
             kv.trim(parent.sequence_id, parent.num_computed)  # room to spare would be shared and written to
             for child in children:
                 kv.fork(parent.sequence_id, child.sequence_id)
                 kv.trim(child.sequence_id, num_tokens)
-            kv.commit()
-            return True
 
-        return self.change("kv", [parent], fork) is True
+        return self.apply([parent], fork)
 
     def trim(self, sequences: list[Sequence]) -> None:
         """Give back what was held for drafts that came to nothing."""
-
-        def trim(kv: Any) -> None:
-            for sequence in sequences:
-                kv.trim(sequence.sequence_id, sequence.num_computed)
-            kv.commit()
-
-        self.change("kv", sequences, trim)
+        self.apply(sequences, lambda kv: [kv.trim(one.sequence_id, one.num_computed) for one in sequences])
 
     def publish(self, sequences: Iterable[Sequence], last: bool = False) -> None:
         """Offer computed tokens to the prefix cache: full blocks as they come, and the rest when the KV goes.
@@ -208,14 +210,12 @@ class Memory:
             return
         held, self.held_back = self.held_back, []
 
-        def release(kv: Any) -> bool:
+        def release(kv: Any) -> None:
             for sequence_id in held:
                 with suppress(ValueError):  # it holds none
                     kv.release(sequence_id)
-            kv.commit()
-            return True
 
-        if self.change("kv", (), release) is None:
+        if not self.apply((), release):
             self.held_back = held  # tried again with the next step
 
 

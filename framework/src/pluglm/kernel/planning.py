@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pluglm.kernel.core import BlockCopies, PlanItem, Sequence, Status, StepPlan, StepView
-from pluglm.kernel.drawing import Window
+from pluglm.kernel.drawing import Drawer, Drawn, Window
 from pluglm.kernel.guard import Guarded
 from pluglm.kernel.interfaces.kv import GroupTable
 from pluglm.kernel.memory import Memory, Saved, StepKV
@@ -85,6 +85,10 @@ class Planning:
     def meanwhile(self, step: Step, step_index: int) -> Callable[[], None] | None:
         """What to do while `step` is computed, before the one of that index: nothing."""
 
+    def draw(self, drawer: Drawer, logits_RV: Any, windows: list[Window]) -> Guarded[list[tuple[Window, Drawn]]]:
+        """What to commit of each window of the planned step. logits_RV: all their rows, if there are any."""
+        return list(zip(windows, (yield from drawer.draw(logits_RV, windows)) if windows else (), strict=True))
+
     def _choose(self, step_index: int, live: list[Sequence]) -> Guarded[Decision | None]:
         """Ask the scheduler; None when it failed."""
         view = StepView(
@@ -130,7 +134,7 @@ class Planning:
 
     def _preempt(self, sequence: Sequence, keeps_kv: bool, tables: tuple[GroupTable, ...] | None) -> None:
         """Back to waiting, with its KV kept, copied to the host, or lost."""
-        sequence.drafts = []
+        sequence.drafts, sequence.proposal = [], None
         sequence.num_preemptions += 1
         if not keeps_kv:
             sequence.holds_kv, sequence.num_published = False, 0

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import Field
 
-from pluglm.kernel.interfaces.component import BuildContext, ComponentConfig
-from pluglm.kernel.interfaces.kv import KVLayout
+from pluglm.kernel.interfaces.component import BuildContext, Capabilities, ComponentConfig
+from pluglm.kernel.interfaces.kv import WHOLE_REGIONS, KVLayout
 from pluglm.kv.manager import BlockManager, fitting_blocks
 
 
@@ -39,3 +41,7 @@ class ContiguousKV(BlockManager):
             context.kv_bytes,
         )
         super().__init__(KVLayout(num_blocks=num_regions, block_size=region_tokens), max_blocks_per_sequence=1)
+
+    @classmethod
+    def capabilities(cls, config: Any) -> Capabilities:
+        return Capabilities(provides=frozenset({WHOLE_REGIONS}))

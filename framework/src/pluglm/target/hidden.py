@@ -46,13 +46,11 @@ class HiddenStates:
         """The rows of a batch. Those of a sequence that do not follow on what is kept of it take its place."""
         for one in segments:
             rows_nD = hidden_TD[one.query_start : one.query_start + one.num_query].clone()  # not the whole batch
-            kept, stop = self._kept.get(one.sequence_id), one.num_context + one.num_query
-            if kept is None or not kept.start <= one.num_context <= kept.stop:
-                self._kept[one.sequence_id] = _Kept(one.num_context, stop, [rows_nD])
-                continue
-            kept.cut(one.num_context)
-            kept.parts.append(rows_nD)
-            kept.stop = stop
+            self._put(one.sequence_id, _Kept(one.num_context, one.num_context + one.num_query, [rows_nD]))
+
+    def take_over(self, sequence_id: int, branch_id: int) -> None:
+        """The branch's rows are the sequence's from where they begin, and all that it has there."""
+        self._put(sequence_id, self._kept.pop(branch_id))
 
     def take(self, sequence_id: int, stop: int) -> HiddenRows | None:
         """Rows of positions before `stop`, all the way to it; what is behind was drafted and refused."""
@@ -61,6 +59,15 @@ class HiddenStates:
             return None
         kept.cut(stop)
         return HiddenRows(kept.start, torch.cat(kept.parts) if len(kept.parts) > 1 else kept.parts[0])
+
+    def _put(self, sequence_id: int, new: _Kept) -> None:
+        kept = self._kept.get(sequence_id)
+        if kept is None or not kept.start <= new.start <= kept.stop:
+            self._kept[sequence_id] = new
+            return
+        kept.cut(new.start)
+        kept.parts += new.parts
+        kept.stop = new.stop
 
     def keep_only(self, is_live: Callable[[int], bool]) -> None:
         """Forgets the rows of all other sequence ids."""
@@ -81,6 +88,9 @@ class RecordingRunner(ModelRunner):
         self.hidden.note(inputs.segments, hidden_TD)
         self.hidden.keep_only(self._holds)
         return logits_RV
+
+    def take_over(self, sequence_id: int, branch_id: int) -> None:
+        self.hidden.take_over(sequence_id, branch_id)
 
     def _holds(self, sequence_id: int) -> bool:
         """Whoever ended or was preempted has no table."""

@@ -13,6 +13,7 @@ from pluglm.kernel.interfaces.services import Runner
 from pluglm.testing.check import Check, expect, make_check
 from pluglm.testing.common import common_checks, provides
 from pluglm.testing.context import make_context, small_spec
+from pluglm.testing.drafter_branches import branch_checks
 from pluglm.testing.drafter_requests import MAX_TOKENS, draft_request, ids_of
 from pluglm.testing.drafter_rows import row_checks
 from pluglm.testing.target import TableTarget, ToldDrafter
@@ -48,6 +49,7 @@ def drafter_checks(
     if isinstance(cls, BoundedDrafter):
         yield make_check(proposals_stay_below_the_bound, make, cls.most_tokens(config))
     yield make_check(prefixes_after_outcomes if provides(cls, config, ADAPTS) else outcomes_leave_no_trace, make)
+    yield from branch_checks(make, TEXTS, make_context(**context).spec.vocab_size)
     if not provides(cls, config, SHARES):
         for function in UNSHARED:
             yield make_check(function, make)

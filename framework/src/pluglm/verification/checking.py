@@ -3,12 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 
 # k: drafts of one proposal, R: rows, V: vocabulary
 
 TOLERANCE = 1e-5  # of a row's sum
+MAX_BRANCHES = 32  # of a proposal
+
+
+class Proposed(Protocol):
+    """What a drafter proposes for one sequence, as the kernel's Proposal. token_ids is a list, of whatever it is."""
+
+    @property
+    def token_ids(self) -> Sequence[object]: ...
+
+    @property
+    def rows_kV(self) -> object: ...  # noqa: N802 - named for its shape
+
+    @property
+    def branches(self) -> object: ...
+
+
+def problem_of_proposal(proposal: Proposed, most: int, num_ids: int, width: int, device: str) -> str | None:
+    """What is wrong with it, or None: ways of 0 to `most` ids, each below num_ids; the rest as in problem_of_rows."""
+    ids, branches, rows_kV = proposal.token_ids, proposal.branches, proposal.rows_kV
+    if not isinstance(branches, list) or not all(isinstance(one, list) for one in branches):
+        return "proposed branches that are not a list of lists of token ids"
+    if branches and rows_kV is not None:
+        return "gave rows and branches; branches are for drafts that were chosen, so leave out one of the two"
+    if len(branches) > MAX_BRANCHES:
+        return f"proposed {len(branches)} branches where {MAX_BRANCHES} are allowed"
+    problems = (problem_of_ids(one, most, num_ids) for one in (ids, *branches))
+    return next(filter(None, problems), None) or problem_of_rows(rows_kV, ids, width, device)
 
 
 def problem_of_ids(token_ids: Sequence[object], most: int, num_ids: int) -> str | None:
@@ -23,7 +51,7 @@ def _is_id(token: object, num_ids: int) -> bool:
     return isinstance(token, int) and not isinstance(token, bool) and 0 <= token < num_ids
 
 
-def problem_of_rows(rows_kV: object, drafts: Sequence[int], width: int, device: str) -> str | None:
+def problem_of_rows(rows_kV: object, drafts: Sequence[object], width: int, device: str) -> str | None:
     """Why these cannot be the float32 rows on `device` that the drafts were drawn from; or None, as for no rows.
 
     Whether they are shows in many proposals only: see `pluglm.testing.drafter_rows`.

@@ -1,29 +1,33 @@
 """The `suffix` drafter: proposes what most often followed the same words, here or in earlier outputs. Needs no model.
 
-The method is suffix decoding (Oliaro et al., 2024, arXiv 2411.04975) with a single line of drafts: the longer the words
-that occurred before, the more is drafted, and of several contexts the one that promises the most accepted tokens.
+The method is suffix decoding (Oliaro et al., 2024, arXiv 2411.04975) with one line of drafts and, if asked for, some
+branches of it: the longer the words that occurred before, the more is drafted, and of several contexts the one that
+promises the most accepted tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from heapq import nsmallest
 from typing import Any, NamedTuple
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from pluglm.kernel.interfaces.component import BuildContext, Capabilities
-from pluglm.kernel.interfaces.drafter import SHARES, DraftRequest, Proposal
+from pluglm.kernel.interfaces.drafter import MAX_BRANCHES, SHARES, DraftRequest, Proposal
+from pluglm.kernel.interfaces.kv import WHOLE_REGIONS
 from pluglm_spec_decode.adaptive import AdaptiveConfig, AdaptiveDrafter, confidence_of
 from pluglm_spec_decode.past_texts import LEAST_TOKENS, PastTexts
-from pluglm_spec_decode.suffix_automaton import Context, Continuation, SuffixAutomaton
+from pluglm_spec_decode.suffix_automaton import ROOT, Context, Continuation, Fork, SuffixAutomaton
 
 
 class SuffixConfig(AdaptiveConfig):
     """max_context: how many of the last tokens are compared at most. tokens_per_match: drafted for each that occurred.
 
     min_probability: a draft ends before its product of shares falls below. shared_tokens: output tokens that are kept
-    when sequences end, over all tenants and salts, each for others of the same two; 0 shares nothing.
+    when sequences end, over all tenants and salts, each for others of the same two; 0 shares nothing. num_branches:
+    other ways on that are proposed beside the likeliest one; not with adaptive, which knows the costs of one line.
     """
 
     num_tokens: int = Field(default=8, ge=1, le=32)
@@ -31,6 +35,7 @@ class SuffixConfig(AdaptiveConfig):
     tokens_per_match: float = Field(default=2.0, gt=0, le=32)
     min_probability: float = Field(default=0.1, ge=0, le=1)
     shared_tokens: int = Field(default=32_768, ge=0)
+    num_branches: int = Field(default=0, ge=0, le=MAX_BRANCHES)
 
     @field_validator("shared_tokens")
     @classmethod
@@ -39,15 +44,29 @@ class SuffixConfig(AdaptiveConfig):
             raise ValueError(f"{shared_tokens} is too little to keep any output in; use 0 or at least {LEAST_TOKENS}")
         return shared_tokens
 
+    @model_validator(mode="after")
+    def _one_line_adapts(self) -> SuffixConfig:
+        if self.num_branches and self.adaptive:
+            raise ValueError("num_branches is for drafts of fixed length; set adaptive: false or num_branches: 0")
+        return self
+
 
 class _Choice(NamedTuple):
-    """What is proposed, and how many tokens of context it was chosen by."""
+    """What is proposed, and by which context of which texts it was chosen."""
 
     continuation: Continuation
-    num_context: int
+    context: Context
+    automaton: SuffixAutomaton | None
+
+    @property
+    def num_context(self) -> int:
+        return self.context.num_tokens
 
 
-NOTHING = _Choice(Continuation([], 0.0), 0)
+NOTHING = _Choice(Continuation([], 0.0), Context(ROOT, 0), None)
+IN_REGIONS = (
+    "each branch would copy all KV of its sequence in every step; use kv 'paged' or set drafter.num_branches to 0"
+)
 
 
 class _Searched(NamedTuple):
@@ -98,7 +117,13 @@ class SuffixDrafter(AdaptiveDrafter):
     @classmethod
     def capabilities(cls, config: Any) -> Capabilities:
         of_length = super().capabilities(config)
-        return replace(of_length, provides=of_length.provides | ({SHARES} if config.shared_tokens else frozenset()))
+        provides = of_length.provides | ({SHARES} if config.shared_tokens else frozenset())
+        refuses = {**of_length.refuses, **({WHOLE_REGIONS: IN_REGIONS} if config.num_branches else {})}
+        return replace(of_length, provides=provides, refuses=refuses)
+
+    @classmethod
+    def most_tokens(cls, config: Any) -> int:
+        return super().most_tokens(config) * (1 + int(config.num_branches))
 
     @property
     def num_shared_tokens(self) -> int:
@@ -106,7 +131,7 @@ class SuffixDrafter(AdaptiveDrafter):
         return self._past.num_tokens
 
     def _propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
-        return [Proposal(list(self._choice(request).continuation.token_ids)) for request in requests]
+        return [self._proposal(request) for request in requests]
 
     def _observe(self, sequence_id: int, num_accepted: int, token_ids: Sequence[int]) -> None:
         """Kept for the outputs to come: what was committed last is in no later request of a sequence that ends."""
@@ -120,6 +145,24 @@ class SuffixDrafter(AdaptiveDrafter):
 
     def _confidence(self, request: DraftRequest) -> tuple[int, float]:
         return confidence_of(self._choice(request).num_context)
+
+    def _proposal(self, request: DraftRequest) -> Proposal:
+        choice = self._choice(request)
+        token_ids, automaton = choice.continuation.token_ids, choice.automaton
+        if automaton is None or not self._config.num_branches:
+            return Proposal(list(token_ids))
+        forks = automaton.forks(choice.context, token_ids, self._config.min_probability)
+        likeliest = nsmallest(
+            self._config.num_branches, forks, key=lambda fork: (-fork.chance, fork.place, fork.token_id)
+        )
+        num_tokens = min(self._config.num_tokens, request.max_tokens)
+        branches = [[*token_ids[: fork.place], *self._behind(automaton, fork, num_tokens)] for fork in likeliest]
+        return Proposal(list(token_ids), branches=branches)
+
+    def _behind(self, automaton: SuffixAutomaton, fork: Fork, num_tokens: int) -> list[int]:
+        """The fork's token and its likeliest continuation, which together with it is no less likely than any draft."""
+        least = self._config.min_probability / fork.chance
+        return [fork.token_id, *automaton.continuation(fork.context, num_tokens - fork.place - 1, least).token_ids]
 
     def _choice(self, request: DraftRequest) -> _Choice:
         num_tokens = min(self._config.num_tokens, request.max_tokens)
@@ -155,7 +198,7 @@ class SuffixDrafter(AdaptiveDrafter):
         while (allowed := self._allowed(context, num_tokens)) > best.continuation.expected:  # no share is above 1
             found = automaton.continuation(context, allowed, self._config.min_probability)
             if found.expected > best.continuation.expected:
-                best = _Choice(found, context.num_tokens)
+                best = _Choice(found, context, automaton)
             context = automaton.shorter(context)
         return best
 

@@ -6,7 +6,7 @@ texts. Counting ends at contexts of max_context tokens, so a token costs a bound
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 ROOT = 0
@@ -25,6 +25,18 @@ class Continuation(NamedTuple):
 
     token_ids: list[int]
     expected: float
+
+
+class Fork(NamedTuple):
+    """Behind place tokens of a continuation another one, which comes there with this chance by earlier occurrences.
+
+    context: with that token at its end.
+    """
+
+    place: int
+    token_id: int
+    chance: float
+    context: Context
 
 
 class SuffixAutomaton:
@@ -89,22 +101,50 @@ class SuffixAutomaton:
         Ends before the product of the shares falls below min_probability. A context that is longer than max_context, or
         that nothing followed yet, loses its oldest tokens.
         """
-        (state, length), token_ids, product, expected = context, list[int](), 1.0, 0.0
+        token_ids, product, expected = list[int](), 1.0, 0.0
         while len(token_ids) < num_tokens:
-            state, length = self._followed(state, length)
-            if state == ROOT:
+            context = self._followed(*context)
+            if context.state == ROOT:
                 break
-            token_id = self._best[state]
-            following = self._next[state][token_id]
-            product *= self._count[following] / self._num_followed[state]
+            token_id = self._best[context.state]
+            product *= self._share(context.state, token_id)
             if product < min_probability:
                 break
             token_ids.append(token_id)
             expected += product
-            state, length = following, length + 1
-            if length > self._max_context:
-                state, length = self._cut(state, self._max_context), self._max_context
+            context = self._with(context, token_id)
         return Continuation(token_ids, expected)
+
+    def forks(self, context: Context, token_ids: Sequence[int], min_probability: float) -> Iterator[Fork]:
+        """Other tokens than those of the context's continuation, at each place of it.
+
+        A token counts as often as behind the longest suffix that it followed anywhere. None of a chance below
+        min_probability.
+        """
+        product = 1.0
+        for place, token_id in enumerate(token_ids):
+            context = self._followed(*context)
+            known, (state, length) = {token_id}, context
+            while state != ROOT:
+                for other in self._next[state].keys() - known:
+                    chance = product * self._share(state, other)
+                    if chance >= min_probability:
+                        yield Fork(place, other, chance, self._with(Context(state, length), other))
+                known |= self._next[state].keys()
+                state, length = self._followed(self._link[state], self._length[self._link[state]])
+            product *= self._share(context.state, token_id)
+            context = self._with(context, token_id)
+
+    def _share(self, state: int, token_id: int) -> float:
+        """Of the places of a state's strings that something follows, those that this token does."""
+        return self._count[self._next[state][token_id]] / self._num_followed[state]
+
+    def _with(self, context: Context, token_id: int) -> Context:
+        """One token longer, or as long if it would be longer than max_context."""
+        state, length = self._next[context.state][token_id], context.num_tokens + 1
+        if length > self._max_context:
+            return Context(self._cut(state, self._max_context), self._max_context)
+        return Context(state, length)
 
     def _extended(self, state: int, token_id: int) -> int:
         """The state of a text one token longer, made if there is none."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from pluglm.kernel.interfaces.component import Component
+from pluglm.verification.checking import MAX_BRANCHES as MAX_BRANCHES
 from pluglm.verification.randomness import Purpose, window_uniforms
 
 if TYPE_CHECKING:
@@ -60,10 +61,15 @@ class Proposal:
     each given the drafts before it, everything done to them before the draw included. The sum of each, in float64, is
     within 1e-5 of 1, no entry is negative or NaN, and its own draft has more than 0; other rows fail the request by the
     drafter's name. None: the drafts were chosen, not drawn, or their rows are unknown.
+    branches: other ways on from the committed text, MAX_BRANCHES at most, which may begin as token_ids or one another
+    do; only without rows_kV. They are verified as far as the step has tokens and KV left over, in order, and the
+    longest way that is right is committed. Each takes a token more than it has, since it computes the newest one of the
+    text again; one that adds nothing to those before it is left out.
     """
 
     token_ids: list[int]
     rows_kV: torch.Tensor | None = None
+    branches: list[list[int]] = field(default_factory=list)
 
 
 class Drafter(Component, Protocol):
@@ -98,5 +104,5 @@ class BoundedDrafter(Protocol):
 
     @classmethod
     def most_tokens(cls, config: Any) -> int:
-        """Tokens of one proposal at most, whatever max_tokens allows. Called before anything is built."""
+        """Tokens of one proposal at most, those of branches too, whatever max_tokens allows. Called before building."""
         ...

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from pluglm.kernel.core import BlockCopies, CacheKey
 
 KV_VERSION = 2
+WHOLE_REGIONS = (
+    "kv:whole_regions"  # all KV of a sequence is in one block, so a fork that is written to copies all of it
+)
 DROP_UNIT = 64  # tokens that a group gives back are a multiple of it, so an attention may tile keys by up to as many
 
 

@@ -110,6 +110,18 @@ class FedModel(Protocol):
 
 
 @runtime_checkable
+class BranchFollower(Protocol):
+    """Optional ability of a ModelRunner that keeps something of each sequence it computes."""
+
+    def take_over(self, sequence_id: int, branch_id: int) -> None:
+        """Both were computed in this step, the branch from the sequence's newest committed token on, and it was right.
+
+        What the step kept of the branch is the sequence's, in place of its own. No other branch is heard of again.
+        """
+        ...
+
+
+@runtime_checkable
 class OpenBackend(Protocol):
     """Optional ability of a Backend: hidden states, and functions of a model beside its steps."""
 
