@@ -107,6 +107,8 @@ class DraftModelDrafter(DrawingDrafter):
         self._catch_up(running, copies)
         for position in range(max((job.num_wanted for job in running), default=0) - 1):
             drafting = [job for job in running if job.num_wanted > position + 1]
+            if not drafting:
+                break
             chunks = [Chunk(job.sequence_id, job.drafts[-1:], len(job.token_ids) + position) for job in drafting]
             pick(dict(enumerate(drafting)), self._run(chunks), self._width)
         for job in running:
@@ -114,7 +116,7 @@ class DraftModelDrafter(DrawingDrafter):
 
     def _catch_up(self, jobs: list[_Job], copies: BlockCopies) -> None:
         """Computes what was committed since, at most max_step_tokens a call, and every job's first draft."""
-        while behind := [job for job in jobs if not job.drafts]:
+        while behind := [job for job in jobs if job.num_wanted and not job.drafts]:
             room, chunks, fed = self._max_step_tokens, list[Chunk](), list[_Job]()
             for job in behind:
                 new = job.token_ids[job.num_computed : job.num_computed + room]

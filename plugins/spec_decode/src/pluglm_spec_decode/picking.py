@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, Self
 
 import torch
@@ -14,6 +17,8 @@ from pluglm.verification.drawing import inverse_cdf
 from pluglm_spec_decode.adaptive import AdaptiveConfig, AdaptiveDrafter
 
 # R: rows with logits, k: drafts of a sequence, V: the target's logits
+
+logger = logging.getLogger("pluglm")
 
 
 class DrawsConfig(AdaptiveConfig):
@@ -58,13 +63,19 @@ class Drafted:
 def pick(drafted: Mapping[int, Drafted], logits_RV: torch.Tensor, width: int) -> None:
     """Adds the next draft of each, by row of logits_RV (float32, of ids that mean something).
 
-    width: V of the rows that are kept; what logits_RV lacks of it is impossible.
+    width: V of the rows that are kept; what logits_RV lacks of it is impossible. Where the best logit is NaN or
+    infinite the drafts end: num_wanted is what there is, and the log says so once.
     """
-    best = logits_RV.argmax(dim=-1).tolist()
+    highest, best = (one.tolist() for one in logits_RV.max(dim=-1))
+    drawn = dict[int, Drafted]()
     for row, one in drafted.items():
-        if not one.coins:
+        if not math.isfinite(highest[row]):
+            _say_once()
+            one.num_wanted = len(one.drafts)
+        elif one.coins:
+            drawn[row] = one
+        else:
             one.drafts.append(best[row])
-    drawn = {row: one for row, one in drafted.items() if one.coins}
     if not drawn:
         return
     some_RV, device = logits_RV[list(drawn)], logits_RV.device
@@ -77,6 +88,11 @@ def pick(drafted: Mapping[int, Drafted], logits_RV: torch.Tensor, width: int) ->
     for one, row_V, token_id in zip(drawn.values(), probs_RV, ids, strict=True):
         one.drafts.append(token_id)
         one.rows.append(row_V)
+
+
+@cache
+def _say_once() -> None:
+    logger.warning("a drafter's logits are NaN or infinite, so its drafts end there; check its weights and the dtype")
 
 
 class LastProposals:

@@ -79,6 +79,8 @@ class SelfLayersDrafter(DrawingDrafter):
             running = [one for one in new if one.sequence_id in roomy]
             for index in range(max((one.num_wanted for one in running), default=0)):
                 drafting = [one for one in running if one.num_wanted > index]
+                if not drafting:
+                    break
                 chunks = [
                     Chunk(one.sequence_id, (one.drafts or one.token_ids)[-1:], len(one.token_ids) - 1 + index)
                     for one in drafting

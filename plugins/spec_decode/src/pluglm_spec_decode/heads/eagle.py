@@ -33,6 +33,8 @@ class EagleHeadDrafter(HeadDrafter):
             copies = ()
         for index in range(1, max(job.num_wanted for job in jobs)):
             drafting = [job for job in jobs if job.num_wanted > index]
+            if not drafting:
+                break
             chunks = [Chunk(job.sequence_id, job.drafts[-1:], job.stop - job.start + index - 1) for job in drafting]
             features_RD = self._run_block(0, chunks, torch.stack([said[job.sequence_id] for job in drafting]))
             self._say(dict(enumerate(drafting)), features_RD, said)
