@@ -13,7 +13,7 @@ from engine_cases import ids, real_config, require_idle
 
 from pluglm import Engine, RequestOutput, SamplingParams
 from pluglm.backends.torch_backend import TorchBackend
-from pluglm.kernel.errors import ConfigError, PluginError
+from pluglm.kernel.errors import PluginError
 from pluglm_spec_decode.heads.collecting import Trace, collect_traces
 from pluglm_spec_decode.heads.distilling import distill
 from pluglm_spec_decode.heads.module import DraftHead
@@ -131,6 +131,7 @@ def test_outputs_are_those_without_it(
     with Engine.from_config(real_config(model, drafter=drafter, **SLOTS[name])) as engine:
         greedy, sampled = engine.generate(PROMPTS, GREEDY), engine.generate(PROMPTS, SAMPLED)
         require_idle(engine)
+        assert not engine.core.parts.runner._inner.hidden._kept  # type: ignore[attr-defined]
     assert tokens(greedy) == tokens(plain["greedy"])
     assert tokens(sampled) == tokens(plain["sampled"])
     num_accepted, num_drafted = counts(greedy)
@@ -160,9 +161,3 @@ def test_a_head_of_another_model_is_refused_before_weights(
     with pytest.raises(PluginError, match=r"was trained for a hidden_size of 48 .* this model has 64") as error:
         Engine.from_config(real_config(other, drafter=drafter_of(heads, "eagle trained")))
     assert "\n" not in str(error.value)
-
-
-def test_outputs_without_states_are_refused(model: Path) -> None:
-    config = {"model": {"path": str(model), "dtype": "float32"}, "backend": "cpu", "attention": "naive"}
-    with pytest.raises(ConfigError, match="max_tokens is 2, and states are collected from 3 on"):
-        collect_traces(config, prompts(1, 1), SamplingParams(max_tokens=2))

@@ -132,6 +132,16 @@ def test_a_family_without_the_ability_is_refused() -> None:
         access.bind(SimpleNamespace(model=object(), backend=object()))  # type: ignore[arg-type]
 
 
+def test_once_the_model_is_there_nothing_more_can_be_asked_for() -> None:
+    access = TargetAccess(small_spec(), "drafter 'mine'", lambda path: TableRunner(), may_evict=True, patience_s=1)
+    access.bind(SimpleNamespace(model=object(), backend=object()))  # type: ignore[arg-type]  # unasked, it needs nothing
+    for ask in (lambda: access.use_first_layers(1), access.use_hidden_states, lambda: access.build_head("head")):
+        with pytest.raises(RuntimeError, match="is called while the drafter is built"):
+            ask()
+    with pytest.raises(RuntimeError, match="call use_first_layers while the drafter is built"), access.room({}):
+        pass
+
+
 BORROWER = """
     import threading
     from collections.abc import Sequence
@@ -156,6 +166,8 @@ BORROWER = """
         def __init__(self, config, context):
             self.mode, self.target = config.mode, context.target
             self.target.use_first_layers(1)
+            if self.mode == "newest state":
+                self.target.use_hidden_states()
 
         def propose(self, requests):
             one = requests[0]
@@ -178,14 +190,23 @@ BORROWER = """
                 self.target.run_first([Chunk(one.sequence_id, [1], size - 1)])
             elif self.mode == "states":
                 self.target.take_hidden(one.sequence_id, size - 1)
+            elif self.mode == "newest state":
+                self.target.take_hidden(one.sequence_id, size)
+            elif self.mode == "asks late":
+                self.target.use_first_layers(1)
             elif self.mode == "over the text":
+                with self.target.room({one.sequence_id: size}):
+                    self.target.run_first([Chunk(one.sequence_id, [1], size - 2)])
+            elif self.mode == "shrunk text":
+                del one.token_ids[1:]
                 with self.target.room({one.sequence_id: size}):
                     self.target.run_first([Chunk(one.sequence_id, [1], size - 2)])
             return [Proposal([]) for _ in requests]
 
         def observe(self, sequence_id, num_accepted, token_ids):
             if self.mode == "late":
-                self.target.embed(None)
+                with self.target.room({}):
+                    pass
 
         def release(self, sequence_id):
             pass
@@ -202,10 +223,13 @@ def borrowed(model: Path, folder: Path, mode: str, **engine_options: Any) -> tup
 @pytest.mark.parametrize(
     ("mode", "says"),
     [
-        ("another's", "more than was asked for"),
-        ("too far", "more than was asked for"),
-        ("no room", "with room up to 0"),
-        ("over the text", "was to be run at"),
+        ("another's", "is not among those that are proposed for"),
+        ("too far", "more than the 14 that were asked for: its 8 and max_tokens, 6"),
+        ("no room", "run_first may be used inside room alone"),
+        ("over the text", "was to be run from position 6; the first allowed is 7"),
+        ("shrunk text", "was to be run from position 6; the first allowed is 7"),
+        ("newest state", "were to be taken up to 8; its newest token has none yet, so stop is at most 7"),
+        ("asks late", "use_first_layers is called while the drafter is built"),
         ("states", "not asked for this; call use_hidden_states while the drafter is built"),
         ("late", "inside propose alone"),
     ],

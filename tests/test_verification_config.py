@@ -47,7 +47,9 @@ class Old(Drafter):
     [
         ({}, "verifies nothing without a drafter; add one that provides 'drafter:rows'"),
         ({"drafter": "ngram"}, "drafter 'ngram'.* cannot run with .*: it does not provide 'drafter:rows'"),
-        ({"drafter": {**DRAWS, "draws": False}}, "drafter 'draft_model'.* it does not provide 'drafter:rows'"),
+        ({"drafter": "ngram"}, "'drafter:rows'; use one that draws, such as draft_model with draws: true, or leave"),
+        ({"drafter": {**DRAWS, "draws": False}}, "drafter 'draft_model'.* 'drafter:rows'; set drafter.draws: true, or"),
+        ({"drafter": {"use": "self_layers", "num_layers": 2}}, "'self_layers'.* 'drafter:rows'; set drafter.draws: tr"),
         ({"drafter": DRAWS, "sampler": "plugin:Plain"}, "sampler 'plugin:Plain'.* provide 'sampler:final_rows'"),
         ({"drafter": DRAWS, "engine": {"deterministic": True}}, "engine.deterministic cannot run with .* on the batch"),
     ],

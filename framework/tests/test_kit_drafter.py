@@ -13,6 +13,7 @@ from pluglm.kernel.interfaces.drafter import ADAPTS, SHARES, DraftRequest, Propo
 from pluglm.testing.check import run_checks
 from pluglm.testing.common import COMMON
 from pluglm.testing.drafter import drafter_checks
+from pluglm.testing.drafter_target import target_checks
 
 
 class LookupDrafter:
@@ -193,6 +194,7 @@ BROKEN: dict[str, type[LookupDrafter]] = {
     "branches_are_usable": LongBranches,
     "branches_are_the_same_again": ForgetfulBranches,
 }
+OF_TARGETS = {check.name for check in target_checks(lambda: None, adapts=False, shares=False)}  # type: ignore[arg-type, return-value]
 
 
 def test_a_plain_drafter_passes() -> None:
@@ -202,7 +204,7 @@ def test_a_plain_drafter_passes() -> None:
 
 
 def test_every_check_has_a_broken_fixture() -> None:
-    assert {check.name for check in drafter_checks(LookupDrafter)} == COMMON | set(BROKEN)
+    assert {check.name for check in drafter_checks(LookupDrafter)} == COMMON | set(BROKEN) | OF_TARGETS
 
 
 @pytest.mark.parametrize("name", BROKEN)
@@ -234,7 +236,8 @@ class BoundedByAFloat(Bounded):
 def test_one_that_states_a_bound_keeps_to_it() -> None:
     report = run_checks(drafter_checks(Bounded))
     assert report.ok, str(report)
-    assert {outcome.name for outcome in report.outcomes} == COMMON | set(BROKEN) | {"proposals_stay_below_the_bound"}
+    names = {outcome.name for outcome in report.outcomes}
+    assert names == COMMON | set(BROKEN) | OF_TARGETS | {"proposals_stay_below_the_bound"}
     for broken in (BeyondItsBound, BoundedByAFloat):
         assert run_checks(drafter_checks(broken)).failed == ("proposals_stay_below_the_bound",)
 
@@ -248,8 +251,8 @@ class Shares(SharesOutcomes):
 def test_one_that_shares_is_not_asked_to_be_as_alone() -> None:
     report = run_checks(drafter_checks(Shares))
     assert report.ok, str(report)
-    unasked = {"sequences_do_not_mix", "released_ids_start_afresh"}
-    assert {outcome.name for outcome in report.outcomes} == COMMON | set(BROKEN) - unasked
+    unasked = {"sequences_do_not_mix", "released_ids_start_afresh", "a_full_pool_costs_others_nothing"}
+    assert {outcome.name for outcome in report.outcomes} == (COMMON | set(BROKEN) | OF_TARGETS) - unasked
 
 
 class Adapts(CautiousAfterRefusal):

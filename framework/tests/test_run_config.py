@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,20 @@ def test_keys_without_use_mean_the_default_component() -> None:
 
 
 def test_a_slot_without_a_default_needs_use() -> None:
-    with pytest.raises(ConfigError, match=r"drafter\.use: it is required"):
-        RunConfig.from_dict({"drafter": {"num_tokens": 2}})
+    """The choices are those of the installed packages' metadata."""
+    for slot, kind in (("drafter", "drafter"), ("grammar", "grammar"), ("kv_tiers", "kv_tier"), ("hooks", "hooks")):
+        installed = ", ".join(sorted({point.name for point in entry_points(group=f"pluglm.{kind}")}))
+        is_list = slot in ("kv_tiers", "hooks")
+        with pytest.raises(ConfigError) as caught:
+            RunConfig.from_dict({slot: [{"num_tokens": 2}] if is_list else {"num_tokens": 2}})
+        key = f"{slot}.0" if is_list else slot
+        assert str(caught.value) == f"config: {key}.use: it is required; choices: {installed}"
+
+
+def test_a_rule_of_several_keys_is_told_without_all_of_them() -> None:
+    with pytest.raises(ConfigError) as caught:
+        RunConfig.from_dict({"sampling": {"min_tokens": 9, "max_tokens": 3}})
+    assert str(caught.value) == "config: sampling: min_tokens 9 is above max_tokens 3; lower it"
 
 
 def test_an_override_sets_one_key_and_keeps_the_rest() -> None:

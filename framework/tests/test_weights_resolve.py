@@ -10,7 +10,7 @@ import pytest
 
 from pluglm.kernel.errors import CheckpointError
 from pluglm.weights.registered import registered_names
-from pluglm.weights.resolve import resolve_model
+from pluglm.weights.resolve import require_known_model, resolve_model
 
 MODULE = """
 from pathlib import Path
@@ -139,3 +139,22 @@ def test_resolving_loads_neither_torch_nor_the_hub_library() -> None:
     program += "sys.exit(', '.join({'torch', 'numpy', 'huggingface_hub'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.stderr.strip() == ""
+
+
+@pytest.mark.usefixtures("packages")
+@pytest.mark.parametrize("name", ["smollm2-135m-instrct", "", "./none", "a\nb", "x" * 5000, "a\0b", "~nobody-at-all/x"])
+def test_what_is_known_to_be_no_model_is_told_without_a_look_into_it(name: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        require_known_model(name)
+    assert str(caught.value) == refusal_of(name)
+
+
+def test_what_may_be_a_model_passes_unopened(packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No package's code runs, be it broken, and no hub is asked."""
+    monkeypatch.setattr("pluglm.weights.resolve.fetch_from_hub", lambda *_: pytest.fail("the hub was asked"))
+    for name in ("m-broken", "alpha:m-here", "shared", "org/model", str(packages)):
+        require_known_model(name)
+    assert "weights_test_module" not in sys.modules
+    require_known_model("org/model", "main")
+    with pytest.raises(CheckpointError, match="'m-here' is not a hub id, so revision 'main' means nothing"):
+        require_known_model("m-here", "main")

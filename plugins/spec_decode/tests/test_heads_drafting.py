@@ -16,6 +16,7 @@ from pluglm.kernel.interfaces.drafter import Proposal
 from pluglm.testing.context import make_context, small_spec
 from pluglm.testing.drafter import draft_request
 from pluglm.testing.target import TableTarget, ToldDrafter
+from pluglm.weights import resolve
 from pluglm_spec_decode.heads.eagle import EagleHeadDrafter
 from pluglm_spec_decode.heads.module import DraftHead
 from pluglm_spec_decode.heads.mtp import MtpHeadDrafter
@@ -40,7 +41,8 @@ class Bench:
 
     def skip(self, sequence_id: int, stop: int) -> None:
         """The target computes nothing before this position, as when it adopts a cached prefix."""
-        self.target._taken[sequence_id] = self.starts[sequence_id] = stop
+        self.target.skip(sequence_id, stop)
+        self.starts[sequence_id] = stop
 
     def release(self, sequence_id: int) -> None:
         self.drafter.release(sequence_id)
@@ -64,22 +66,23 @@ class Bench:
     @torch.inference_mode()
     def _logits(self, text: list[int], start: int, drafts: list[int]) -> Sequence[torch.Tensor]:
         """By the definitions of the papers: eagle feeds features back, mtp has a block for each draft."""
-        self.target._texts[-1], self.target._taken[-1] = text, start
-        hidden = self.target.take_hidden(-1, len(text) - 1) if drafts else None
-        if hidden is None:
+        if not drafts:
             return []
-        known, features_TD, logits = text + drafts, hidden.rows_nD, list[torch.Tensor]()
+        known, features_TD, logits = text + drafts, self.target.states(text)[start:-1], list[torch.Tensor]()
         for index in range(len(drafts)):
             if self.head.config["kind"] == "eagle":
                 said_TD = self._block(0, known[start + 1 : len(text) + index], features_TD)
                 features_TD = torch.cat((features_TD, said_TD[-1:]))
             else:
                 said_TD = features_TD = self._block(index, known[start + 1 + index : len(text) + index], features_TD)
-            logits.append(self.target.logits(said_TD[-1:])[0, :NUM_IDS])
+            with self.target.lent([]):
+                logits.append(self.target.logits(said_TD[-1:])[0, :NUM_IDS])
         return logits
 
     def _block(self, index: int, token_ids: list[int], features_TD: torch.Tensor) -> torch.Tensor:
-        said: torch.Tensor = self.head.layers[index](self.target.embed(torch.tensor([token_ids])), features_TD[None])[0]
+        with self.target.lent([]):
+            embedded_1TD = self.target.embed(torch.tensor([token_ids]))
+        said: torch.Tensor = self.head.layers[index](embedded_1TD, features_TD[None])[0]
         return said
 
 
@@ -288,8 +291,39 @@ def test_a_config_of_something_else_is_refused(
 
 def test_more_tokens_than_blocks_are_refused(make_head: Callable[..., Any]) -> None:
     _, folder = make_head("mtp", small_spec(), num_blocks=2)
-    context = make_context(target=TableTarget(small_spec()), max_step_tokens=1)
-    for num_tokens, says in ((3, "num_tokens is 3 and .* has 2 blocks; set num_tokens to 2 or less"),
-                             (2, "num_tokens is 2, more than the 1 tokens of a step; lower num_tokens")):  # fmt: skip
+    for num_tokens, steps_of, says in (
+        (3, 64, "num_tokens is 3 and .* has 2 blocks; set num_tokens to 2 or less"),
+        (2, 1, "num_tokens is 2, more than the 1 tokens of a step; lower num_tokens"),
+    ):
+        context = make_context(target=TableTarget(small_spec()), max_step_tokens=steps_of)
         with pytest.raises(PluginError, match=says):
             MtpHeadDrafter(MtpHeadDrafter.Config(model=str(folder), num_tokens=num_tokens), context)
+
+
+@pytest.mark.parametrize(
+    "name", ["heads/smollm2", "smollm2-135m-instruct", "a\0b", "~nobody-of-that-name/x", "x" * 5000]
+)
+def test_a_head_is_a_folder_and_is_looked_for_nowhere_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Not by the names that packages register, nor on the hub, though the first reads like one of its ids."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(resolve, "fetch_from_hub", lambda *_: pytest.fail("the hub was asked"))
+    config = EagleHeadDrafter.Config(model=name)
+    for use in (
+        lambda: EagleHeadDrafter.check_files(config),
+        lambda: EagleHeadDrafter(config, make_context(target=TableTarget(small_spec()))),
+    ):
+        with pytest.raises(PluginError) as caught:
+            use()
+        assert str(caught.value).startswith(f"drafter 'eagle_head': there is no folder {name}; train a head")
+
+
+def test_a_head_in_the_working_directory_is_found(
+    make_head: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, folder = make_head("mtp", small_spec(), num_blocks=2)
+    monkeypatch.chdir(folder.parent)
+    MtpHeadDrafter.check_files(MtpHeadDrafter.Config(model=folder.name, num_tokens=2))
+    with pytest.raises(PluginError, match="has 2 blocks; set num_tokens to 2 or less"):
+        MtpHeadDrafter.check_files(MtpHeadDrafter.Config(model=folder.name, num_tokens=3))

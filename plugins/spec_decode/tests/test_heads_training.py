@@ -18,7 +18,7 @@ from pluglm.testing.context import small_spec
 from pluglm_spec_decode.heads.collecting import Trace
 from pluglm_spec_decode.heads.distilling import distill
 from pluglm_spec_decode.heads.module import DraftHead
-from pluglm_spec_decode.heads.settings import head_config
+from pluglm_spec_decode.heads.settings import head_config, read_settings_of
 from pluglm_spec_decode.heads.teacher import Teacher
 
 SPEC = small_spec(24)
@@ -92,9 +92,24 @@ def test_the_frameworks_run_is_the_modules_forward(
 
 def test_saved_heads_are_those_loaded(make_head: Callable[..., Any]) -> None:
     head, folder = make_head("mtp", SPEC, num_blocks=2)
-    loaded = DraftHead.load(folder)
-    assert loaded.config == head.config
-    assert all(torch.equal(value, loaded.state_dict()[name]) for name, value in head.state_dict().items())
+    for place in (folder, str(folder)):
+        head.save(place)
+        loaded = DraftHead.load(place)
+        assert loaded.config == head.config
+        assert all(torch.equal(value, loaded.state_dict()[name]) for name, value in head.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_blocks", "says"),
+    [
+        ("medusa", 1, "config of a draft head: key 'kind' is 'medusa', which is not supported; supported: eagle, mtp"),
+        ("eagle", 2, "config of a draft head: key 'num_hidden_layers' is 2; a head of kind eagle is one block"),
+    ],
+)
+def test_what_no_head_can_be_is_refused(kind: str, num_blocks: int, says: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        head_config(kind, SPEC, num_blocks=num_blocks)
+    assert str(caught.value).startswith(says)
 
 
 def test_a_damaged_folder_is_refused(make_head: Callable[..., Any], tmp_path: Path) -> None:
@@ -187,3 +202,25 @@ def test_texts_that_are_too_short_are_refused() -> None:
     short = [Trace(one.token_ids[:4], one.features_nD[:3]) for one in traces]
     with pytest.raises(ValueError, match="no text is longer than 4 tokens"):
         distill(head, short, teacher, num_epochs=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "count", "says"),
+    [
+        ({"num_epochs": 0}, 2, "num_epochs is 0; give 1 or more"),
+        ({"num_epochs": 1, "batch_size": 0}, 2, "batch_size is 0; give 1 or more"),
+        ({"num_epochs": 1}, 0, "there are no traces to train on"),
+    ],
+)
+def test_training_on_nothing_is_refused(options: dict[str, int], count: int, says: str) -> None:
+    teacher, traces = table_teacher()
+    head = DraftHead(head_config("eagle", SPEC, intermediate_size=40))
+    with pytest.raises(ValueError, match=says):
+        distill(head, traces[:count], teacher, **options)
+
+
+@pytest.mark.parametrize(("key", "value"), [("attention_bias", True), ("mlp_bias", True), ("sliding_window", 4)])
+def test_keys_that_mean_nothing_to_a_head_are_refused(key: str, value: object) -> None:
+    config = head_config("eagle", small_spec()) | {key: value}
+    with pytest.raises(CheckpointError, match=f"{key}.* is set, and heads"):
+        read_settings_of(config)

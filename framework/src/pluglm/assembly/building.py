@@ -18,6 +18,7 @@ from pluglm.assembly.hook_calls import HookCaller
 from pluglm.assembly.locating import locate
 from pluglm.assembly.memory_plan import MemoryPlan, PlanShown, unseen
 from pluglm.assembly.memory_planning import MemoryPlanner, PlannedModel, most_drafts
+from pluglm.assembly.named_files import check_files
 from pluglm.assembly.namespace import KVIdentity
 from pluglm.assembly.registry import list_entries, load
 from pluglm.assembly.resolving import ResolvedRun, capabilities_of
@@ -54,6 +55,7 @@ def build(run: ResolvedRun, services: Services, progress: Progress, planned: Pla
 
     planned: shown the memory plan of the model before its weights are read, where there is one.
     """
+    check_files(run)
     builder = _Builder(run, services, progress, planned)
     try:
         return builder.build()
@@ -94,8 +96,8 @@ class _Builder:
             runner = self._runner(backend, family, checkpoint, built, make_linear, target.keeps_hidden)
         finally:
             checkpoint.close()
+        target.bind(runner)
         if target.is_used:
-            target.bind(runner)
             built["drafter"] = LendingDrafter(built["drafter"], target)
         return self._parts(context, built, runner, hooks, identity, tiers)
 

@@ -237,10 +237,9 @@ def _check_verification(
         )
     if "drafter" not in slots:
         raise IncompatibleError(f"{key} verifies nothing without a drafter; add one that provides '{ROWS}'")
-    for slot, tag, hint in (
-        ("drafter", ROWS, "use one that draws, such as draft_model with draws: true"),
-        ("sampler", FINAL_ROWS, "use another sampler, such as chain"),
-    ):
+    can_draw = "draws" in type(slots["drafter"].config).model_fields
+    drawing = "set drafter.draws: true" if can_draw else "use one that draws, such as draft_model with draws: true"
+    for slot, tag, hint in (("drafter", ROWS, drawing), ("sampler", FINAL_ROWS, "use another sampler, such as chain")):
         if tag not in capabilities[slot].provides:
             raise IncompatibleError(
                 f"{slots[slot].entry} cannot run with {key}: it does not provide '{tag}'; {hint}, or leave the key out"

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
+from pluglm.assembly.registry import list_entries
 from pluglm.assembly.strict_yaml import UnreadableYamlError, parse_yaml
 from pluglm.assembly.validation import OneLineErrors, validate
 from pluglm.kernel.config import Slot
@@ -16,6 +17,10 @@ from pluglm.kernel.errors import ConfigError
 from pluglm.kernel.planner import WhenFull
 from pluglm.params import SamplingParams
 
+_NAMELESS = {  # slots that have no default component -> the kind that fills them
+    **{slot: slot for slot in ("kv_format", "quantizer", "drafter", "grammar", "search", "hooks")},
+    "kv_tiers": "kv_tier",
+}
 MOST_THREADS = 1024  # far beyond any machine; OpenMP fails in its own way on more
 
 
@@ -130,6 +135,7 @@ class RunConfig(OneLineErrors):
         if overrides:
             source += f" (with {', '.join(overrides)} set over it)"
         _require_unicode(merged, source)
+        _require_names(merged, source)
         config = validate(cls, merged, source)
         config._source, config._folder, config._overridden = source, folder, frozenset(overrides or {})
         config._named = frozenset(slot for one in (data, overrides or {}) for slot in _named(one))
@@ -152,6 +158,17 @@ def _require_unicode(data: Any, source: str) -> None:
         elif isinstance(one, Mapping | list | tuple) and id(one) not in seen:
             seen.add(id(one))
             todo += [*one, *one.values()] if isinstance(one, Mapping) else one
+
+
+def _require_names(data: Mapping[str, Any], source: str) -> None:
+    """A slot without a default component, and each of a list, says which one it means."""
+    for slot, kind in _NAMELESS.items():
+        value = data.get(slot)
+        many = {f"{slot}.{index}": one for index, one in enumerate(value)} if isinstance(value, list | tuple) else {}
+        for key, one in (many or {slot: value}).items():
+            if isinstance(one, Mapping) and "use" not in one:
+                choices = ", ".join(sorted({entry.name for entry in list_entries(kind)})) or "none is installed"
+                raise ConfigError(f"{source}: {key}.use: it is required; choices: {choices}")
 
 
 def _with_defaults(data: Mapping[str, Any]) -> dict[str, Any]:

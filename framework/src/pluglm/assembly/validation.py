@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -56,7 +57,8 @@ def _problem(
     if first["type"] == "missing":
         return f"{where}it is required; set it"
     what = first["msg"].removeprefix("Value error, ").replace("valid tuple", "list")
-    return f"{where}{what} (got {_short(first['input'])})" if where else what
+    is_of_several_keys = first["type"] == "value_error" and isinstance(first["input"], Mapping)  # it names them itself
+    return f"{where}{what} (got {_short(first['input'])})" if where and not is_of_several_keys else f"{where}{what}"
 
 
 def _keys_at(model: type[BaseModel], location: tuple[str, ...]) -> list[str]:

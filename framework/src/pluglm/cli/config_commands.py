@@ -46,12 +46,15 @@ def show(ctx: typer.Context, config: ConfigFile, sets: Sets = None, plan: AsPlan
 @guarded
 def check(ctx: typer.Context, config: ConfigFile, sets: Sets = None, expect: Expect = None) -> int:
     """Check CONFIG: keys and values, that every named component is installed, sound and fits the others, and that
-    they honour the config's own sampling parameters.
+    they honour the config's own sampling parameters; that the model's path or name exists, and that a draft head is
+    there and of the drafter's kind.
 
-    Nothing is built and the model is not opened, so what depends on the model, on this machine's devices, or on several
-    keys at once (such as the dtype of a deterministic run) shows only in a run.
+    Nothing is built and neither the model nor the hub is asked, so what depends on the model (such as how many layers
+    may draft), on this machine's devices, or on several keys at once (such as the dtype of a deterministic run) shows
+    only in a run.
     """
     from pluglm.assembly.default_params import check_default_params
+    from pluglm.assembly.named_files import check_files, check_model_name
     from pluglm.assembly.resolving import require_same_plan, resolve
     from pluglm.cli.config_loading import load_config
     from pluglm.cli.plan_file import read_plan
@@ -59,6 +62,8 @@ def check(ctx: typer.Context, config: ConfigFile, sets: Sets = None, expect: Exp
     expected = read_plan(expect) if expect is not None else None
     run = resolve(load_config(config, sets))
     check_default_params(run)
+    check_model_name(run)
+    check_files(run)
     if expected is not None:
         require_same_plan(run.plan(), expected)
     slots = ", ".join(f"{slot} {part.entry.name}" for slot, part in run.slots.items())

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from threading import Lock, get_ident
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
 
-from pluglm.kernel.core import BlockCopies, Chunk
+from pluglm.kernel.core import Chunk
 from pluglm.kernel.errors import KVExhausted, PluginError
 from pluglm.kernel.interfaces.drafter import DRAFTER_VERSION, Drafter, DraftRequest, Proposal
 from pluglm.kernel.interfaces.model import ModelSpec
@@ -17,136 +15,49 @@ from pluglm.kernel.interfaces.services import Runner
 from pluglm.kernel.interfaces.target import DraftSource, HiddenRows, OpenBackend
 from pluglm.kernel.runner import ModelRunner
 from pluglm.target.hidden import RecordingRunner
-
-OUTSIDE = "the target may be used inside propose alone, and no longer once that call was given up on"
-UNASKED = "the target was not asked for this; call {} while the drafter is built"
+from pluglm.target.lending import OUTSIDE, LentTarget
 
 
-class TargetAccess:
+class TargetAccess(LentTarget):
     """The Target; `bind` gives it the model once that is loaded. `lent`, `revoke` and `let_go` are the engine's.
 
-    drafter: how messages call it. head: makes the runner of the checkpoint in a folder. may_evict: cached KV may make
-    room for drafts. patience_s: how long `revoke` waits for a use that is under way.
+    may_evict: cached KV may make room for drafts. The rest is LentTarget's.
     """
 
     def __init__(
         self, spec: ModelSpec, drafter: str, head: Callable[[str], Runner], *, may_evict: bool, patience_s: float
     ) -> None:
-        self._spec, self._name, self._head = spec, drafter, head
-        self._may_evict, self._patience_s = may_evict, patience_s
-        self._num_layers, self.keeps_hidden = 0, False
+        super().__init__(spec, drafter, head, patience_s=patience_s)
+        self._may_evict = may_evict
         self._runner: ModelRunner | None = None
         self._first: ModelRunner | None = None
-        self._lock = Lock()  # held while the target is at work
-        self._owner: int | None = None  # the thread that proposes
-        self._asked: Mapping[int, DraftRequest] = {}
-        self._roomy: dict[int, int] = {}  # tokens that there is room for
-
-    @property
-    def is_used(self) -> bool:
-        return bool(self._num_layers) or self.keeps_hidden
-
-    def use_first_layers(self, num_layers: int) -> None:
-        most = len(self._spec.layers) - 1
-        if not 1 <= num_layers <= most:
-            raise PluginError(
-                f"{self._name}: num_layers is {num_layers} and the model has {most + 1} layers; "
-                + (f"give 1 to {most}" if most else "a model of one layer has none to stop at")
-            )
-        self._num_layers = num_layers
-
-    def use_hidden_states(self) -> None:
-        self.keeps_hidden = True
-
-    def build_head(self, path: str) -> Runner:
-        return self._head(path)
 
     def bind(self, runner: ModelRunner) -> None:
-        """PluginError when model or backend cannot lend what was asked for."""
+        """Ends the building. PluginError when model or backend cannot lend what was asked for."""
+        self.end_building()
+        if not self.is_used:
+            return
         if not isinstance(runner.model, DraftSource):
-            raise PluginError(f"{self._name} drafts with the model itself, and family '{self._spec.family}' cannot")
+            raise PluginError(f"{self.drafter} drafts with the model itself, and family '{self.spec.family}' cannot")
         if self.keeps_hidden and not isinstance(runner.backend, OpenBackend):
-            raise PluginError(f"{self._name} reads the model's hidden states, and the backend gives none")
+            raise PluginError(f"{self.drafter} reads the model's hidden states, and the backend gives none")
         self._runner = runner
-        if self._num_layers:
-            model = runner.model.first_layers(self._num_layers)
+        if self.num_layers:
+            model = runner.model.first_layers(self.num_layers)
             self._first = ModelRunner(runner.backend, model, runner.attention, runner.kv, runner.store)
 
-    @contextmanager
-    def lent(self, requests: Sequence[DraftRequest]) -> Iterator[None]:
-        """The calling thread may use it for these sequences."""
-        owner = get_ident()
-        self._asked = {one.sequence_id: one for one in requests}
-        self._roomy = {}
-        self._owner = owner
-        try:
-            yield
-        finally:
-            if self._owner == owner:  # else it was taken away, and may be lent to another thread by now
-                self._owner = None
-
-    def revoke(self) -> None:
-        """Whoever has it may no longer use it. Waits for a use that is under way."""
-        self._owner = None
-        if self._lock.acquire(timeout=self._patience_s):
-            self._lock.release()
+    def forget(self, sequence_id: int) -> None:
+        """What is kept of a sequence that ended or lost its KV."""
+        if isinstance(self._runner, RecordingRunner):
+            self._runner.hidden.drop(sequence_id)
 
     def let_go(self) -> None:
         """Of weights and KV memory, at the end of the run: what is lent shares them."""
         self.revoke()
         self._runner = self._first = None
 
-    @contextmanager
-    def room(self, wanted: Mapping[int, int]) -> Iterator[frozenset[int]]:
-        for sequence_id, num_tokens in wanted.items():
-            asked = self._asked.get(sequence_id)
-            if asked is None or num_tokens > len(asked.token_ids) + asked.max_tokens:
-                raise ValueError(
-                    f"wants room for {num_tokens} tokens of sequence {sequence_id}, more than was asked for"
-                )
-        with self._using() as runner:
-            copies = self._extend(runner, wanted)
-            runner.store.copy_blocks(copies)
-        try:
-            yield frozenset(self._roomy)
-        finally:
-            with self._using() as runner:
-                self._give_back(runner)
-
-    def run_first(self, chunks: Sequence[Chunk]) -> torch.Tensor:
-        checked = [self._checked(one) for one in chunks]
-        with self._using():
-            if (first := self._first) is None:
-                raise RuntimeError(UNASKED.format("use_first_layers"))
-            return first.run(first.make_input(checked))
-
-    def take_hidden(self, sequence_id: int, stop: int) -> HiddenRows | None:
-        with self._using_hidden() as runner:
-            return cast(RecordingRunner, runner).hidden.take(sequence_id, stop)
-
-    def embed(self, token_ids_T: torch.Tensor) -> torch.Tensor:
-        with self._using_hidden() as runner:
-            return cast(OpenBackend, runner.backend).compute(cast(DraftSource, runner.model).embed, token_ids_T)
-
-    def logits(self, hidden_RD: torch.Tensor) -> torch.Tensor:
-        with self._using_hidden() as runner:
-            return cast(OpenBackend, runner.backend).compute(runner.model.logits, hidden_RD)
-
-    @contextmanager
-    def _using(self) -> Iterator[ModelRunner]:
-        with self._lock:
-            if self._owner != get_ident() or self._runner is None:
-                raise RuntimeError(OUTSIDE)
-            yield self._runner
-
-    @contextmanager
-    def _using_hidden(self) -> Iterator[ModelRunner]:
-        with self._using() as runner:
-            if not self.keeps_hidden:  # so `bind` has not looked whether the backend can
-                raise RuntimeError(UNASKED.format("use_hidden_states"))
-            yield runner
-
-    def _extend(self, runner: ModelRunner, wanted: Mapping[int, int]) -> BlockCopies:
+    def _extend(self, wanted: Mapping[int, int]) -> frozenset[int]:
+        runner, roomy = self._bound(self._runner), set()
         transaction = runner.kv.transaction()
         try:
             for sequence_id, num_tokens in wanted.items():
@@ -154,33 +65,42 @@ class TargetAccess:
                     transaction.extend(sequence_id, num_tokens, evict=self._may_evict)
                 except KVExhausted:
                     continue
-                self._roomy[sequence_id] = num_tokens
+                roomy.add(sequence_id)
         except BaseException:
-            self._roomy = {}
             transaction.rollback()
             raise
-        return transaction.commit()
+        runner.store.copy_blocks(transaction.commit())
+        return frozenset(roomy)
 
-    def _give_back(self, runner: ModelRunner) -> None:
-        transaction = runner.kv.transaction()
+    def _trim(self, kept: Mapping[int, int]) -> None:
+        transaction = self._bound(self._runner).kv.transaction()
         try:
-            for sequence_id in self._roomy:
-                transaction.trim(sequence_id, len(self._asked[sequence_id].token_ids) - 1)
+            for sequence_id, num_tokens in kept.items():
+                transaction.trim(sequence_id, num_tokens)
         except BaseException:
             transaction.rollback()
             raise
         transaction.commit()
-        self._roomy = {}
 
-    def _checked(self, chunk: Chunk) -> Chunk:
-        """With its prompt's length. ValueError for tokens without room, or whose KV is the target's own."""
-        stop, room = chunk.num_computed + len(chunk.token_ids), self._roomy.get(chunk.sequence_id, 0)
-        asked = self._asked.get(chunk.sequence_id)
-        if asked is None or not chunk.token_ids or chunk.num_computed < len(asked.token_ids) - 1 or stop > room:
-            raise ValueError(
-                f"sequence {chunk.sequence_id} was to be run at {chunk.num_computed} to {stop}, with room up to {room}"
-            )
-        return chunk._replace(num_prompt=len(asked.request.prompt_token_ids))
+    def _run_first(self, chunks: Sequence[Chunk]) -> torch.Tensor:
+        first = self._bound(self._first)
+        return first.run(first.make_input(chunks))
+
+    def _take_hidden(self, sequence_id: int, stop: int) -> HiddenRows | None:
+        return cast(RecordingRunner, self._bound(self._runner)).hidden.take(sequence_id, stop)
+
+    def _embed(self, token_ids_T: torch.Tensor) -> torch.Tensor:
+        runner = self._bound(self._runner)
+        return cast(OpenBackend, runner.backend).compute(cast(DraftSource, runner.model).embed, token_ids_T)
+
+    def _logits(self, hidden_RD: torch.Tensor) -> torch.Tensor:
+        runner = self._bound(self._runner)
+        return cast(OpenBackend, runner.backend).compute(runner.model.logits, hidden_RD)
+
+    def _bound(self, runner: ModelRunner | None) -> ModelRunner:
+        if runner is None:
+            raise RuntimeError(OUTSIDE)  # it was let go while the use began
+        return runner
 
 
 class LendingDrafter(Drafter):
@@ -199,6 +119,7 @@ class LendingDrafter(Drafter):
         self.drafter.observe(sequence_id, num_accepted, token_ids)
 
     def release(self, sequence_id: int) -> None:
+        self._target.forget(sequence_id)
         self.drafter.release(sequence_id)
 
     def let_go(self) -> None:

@@ -53,12 +53,15 @@ class HiddenStates:
         self._put(sequence_id, self._kept.pop(branch_id))
 
     def take(self, sequence_id: int, stop: int) -> HiddenRows | None:
-        """Rows of positions before `stop`, all the way to it; what is behind was drafted and refused."""
-        kept = self._kept.pop(sequence_id, None)
+        """Rows of positions before `stop`, all the way to it; others stay, and all do when those are not complete."""
+        kept = self._kept.get(sequence_id)
         if kept is None or not kept.start < stop <= kept.stop:
             return None
-        kept.cut(stop)
-        return HiddenRows(kept.start, torch.cat(kept.parts) if len(kept.parts) > 1 else kept.parts[0])
+        rows_nD = torch.cat(kept.parts) if len(kept.parts) > 1 else kept.parts[0]
+        num_taken = stop - kept.start
+        # what is behind is cut, or replaced, when the next step computes it
+        self._kept[sequence_id] = _Kept(stop, kept.stop, [rows_nD[num_taken:].clone()])
+        return HiddenRows(kept.start, rows_nD[:num_taken])
 
     def _put(self, sequence_id: int, new: _Kept) -> None:
         kept = self._kept.get(sequence_id)
@@ -68,6 +71,9 @@ class HiddenStates:
         kept.cut(new.start)
         kept.parts += new.parts
         kept.stop = new.stop
+
+    def drop(self, sequence_id: int) -> None:
+        self._kept.pop(sequence_id, None)
 
     def keep_only(self, is_live: Callable[[int], bool]) -> None:
         """Forgets the rows of all other sequence ids."""

@@ -14,16 +14,15 @@ from pluglm.testing.check import Check, expect, make_check
 from pluglm.testing.common import common_checks, provides
 from pluglm.testing.context import make_context, small_spec
 from pluglm.testing.drafter_branches import branch_checks
-from pluglm.testing.drafter_requests import MAX_TOKENS, draft_request, ids_of
+from pluglm.testing.drafter_requests import MAX_TOKENS, TEXTS, ask, draft_request, ids_of
 from pluglm.testing.drafter_rows import row_checks
+from pluglm.testing.drafter_target import after_outcomes, target_checks
 from pluglm.testing.target import TableTarget, ToldDrafter
 
 __all__ = ["ask", "draft_request", "drafter_checks", "ids_of"]
 
 Make = Callable[[], Drafter]
 ROWS_WIDTH = 24  # of the target for the checks of rows, which need many draws for each token
-# texts that repeat themselves, so that lookups find something; the last token of each was seen before
-TEXTS = ([9, 5, 6, 7, 8, 5, 6, 7], [1, 2, 3, 1, 2, 3, 1, 2], [40, 41, 42, 43, 44, 45, 40, 41], [7, 7, 7, 7])
 
 
 def drafter_checks(
@@ -32,12 +31,12 @@ def drafter_checks(
     """Every check of a drafter class that its tags (ROWS, SHARES, ADAPTS) leave to be asked.
 
     context: fields of the BuildContext to use instead of the kit's. The kit's `build_runner` gives a model whose logits
-    depend on every token that the drafter really stored, and so do the rows of its `target`, a TableTarget. head: what
-    that gives to a drafter that asks for one.
+    depend on every token that the drafter really stored, and so do the rows of its `target`, a TableTarget that refuses
+    what a run refuses. head: what that gives to a drafter that asks for one.
     """
     config = cls.Config() if config is None else config
 
-    def make(**fields: Any) -> Drafter:
+    def make(**fields: Any) -> ToldDrafter:
         run = make_context(**{"max_model_len": 256, **fields, **context})
         target = TableTarget(run.spec, head)
         return ToldDrafter(cls(config, replace(run, target=target)), target)
@@ -48,20 +47,16 @@ def drafter_checks(
         yield make_check(function, make)
     if isinstance(cls, BoundedDrafter):
         yield make_check(proposals_stay_below_the_bound, make, cls.most_tokens(config))
-    yield make_check(prefixes_after_outcomes if provides(cls, config, ADAPTS) else outcomes_leave_no_trace, make)
+    adapts, shares = provides(cls, config, ADAPTS), provides(cls, config, SHARES)
+    yield make_check(prefixes_after_outcomes if adapts else outcomes_leave_no_trace, make)
+    yield from target_checks(make, adapts=adapts, shares=shares)
     yield from branch_checks(make, TEXTS, make_context(**context).spec.vocab_size)
-    if not provides(cls, config, SHARES):
+    if not shares:
         for function in UNSHARED:
             yield make_check(function, make)
     if provides(cls, config, ROWS):
         spec = small_spec(ROWS_WIDTH)
         yield from row_checks(partial(make, spec=spec), context.get("spec", spec).vocab_size)
-
-
-def ask(drafter: Drafter, *texts: list[int], max_tokens: int = MAX_TOKENS) -> list[list[int]]:
-    """Drafts for texts whose sequence ids are their places."""
-    requests = [draft_request(text, sequence_id=place, max_tokens=max_tokens) for place, text in enumerate(texts)]
-    return ids_of(drafter.propose(requests))
 
 
 def proposals_fit_max_tokens(make: Make) -> None:
@@ -136,27 +131,15 @@ def released_ids_start_afresh(make: Make) -> None:
 
 def outcomes_leave_no_trace(make: Make) -> None:
     """Whatever was accepted, the next proposal is that of a new drafter given the committed text."""
-    for where, found, fresh in _after_outcomes(make):
+    for where, found, fresh in after_outcomes(make):
         expect(found == fresh, f"{fresh} after {where}", found)
 
 
 def prefixes_after_outcomes(make: Make) -> None:
     """The same, but for the length: what was accepted may make the next proposal longer or shorter."""
-    for where, found, fresh in _after_outcomes(make):
+    for where, found, fresh in after_outcomes(make):
         num = min(len(found), len(fresh))
         expect(found[:num] == fresh[:num], f"a part of {fresh}, or more than it, after {where}", found)
-
-
-def _after_outcomes(make: Make) -> Iterator[tuple[str, list[int], list[int]]]:
-    """What is proposed after some drafts were accepted, and by a new drafter for the same text."""
-    for text in TEXTS:
-        for num_accepted in range(MAX_TOKENS + 1):
-            drafter = make()
-            drafts = ask(drafter, text)[0][:num_accepted]
-            committed = [*drafts, 250]
-            drafter.observe(0, len(drafts), committed)
-            where = f"{len(drafts)} of {text}'s drafts were accepted"
-            yield where, ask(drafter, text + committed)[0], ask(make(), text + committed)[0]
 
 
 def order_of_requests_does_not_matter(make: Make) -> None:

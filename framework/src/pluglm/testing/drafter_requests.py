@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from pluglm.kernel.core import Request
-from pluglm.kernel.interfaces.drafter import DraftRequest, Proposal
+from pluglm.kernel.interfaces.drafter import Drafter, DraftRequest, Proposal
 from pluglm.kernel.sampling_params import SamplingParams
 from pluglm.testing.check import expect
 
 MAX_TOKENS = 4
+# texts that repeat themselves, so that lookups find something; the last token of each was seen before
+TEXTS = ([9, 5, 6, 7, 8, 5, 6, 7], [1, 2, 3, 1, 2, 3, 1, 2], [40, 41, 42, 43, 44, 45, 40, 41], [7, 7, 7, 7])
 
 
 def draft_request(
@@ -39,3 +41,12 @@ def ids_of(proposals: Sequence[Proposal]) -> list[list[int]]:
     for one in proposals:
         expect(isinstance(one, Proposal), "a Proposal for each request from propose()", type(one).__name__)
     return [proposal.token_ids for proposal in proposals]
+
+
+def ask(drafter: Drafter, *texts: list[int], max_tokens: int = MAX_TOKENS, place: int = 0) -> list[list[int]]:
+    """Drafts for texts whose sequence ids are their places, the first one's is `place`."""
+    requests = [
+        draft_request(text, sequence_id=sequence_id, max_tokens=max_tokens)
+        for sequence_id, text in enumerate(texts, start=place)
+    ]
+    return ids_of(drafter.propose(requests))

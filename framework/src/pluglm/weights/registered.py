@@ -16,23 +16,33 @@ def registered_names() -> list[str]:
     return sorted({point.name for point in entry_points(group=GROUP)})
 
 
+def is_registered(name: str) -> bool:
+    """Whether a package registers `name` (or `distribution:name`); reads package metadata only."""
+    return bool(_points(name))
+
+
 def registered_model(name: str) -> Path | None:
     """The weights registered as `name` (or `distribution:name`), or None when no package registers it.
 
     Raises CheckpointError when two packages do, when the entry point cannot be loaded, when its callable fails or
     returns no existing path; the message names distribution, version and entry point.
     """
+    points = _points(name)
+    if not points:
+        return None
+    if len(points) > 1:
+        owners, plain = " and ".join(_owner(point) for point in points), points[0].name
+        fix = f"uninstall one, or write 'distribution:{plain}'"
+        raise CheckpointError(f"model {quoted(plain)} is registered by {owners}; {fix}")
+    return _call(points[0])
+
+
+def _points(name: str) -> list[EntryPoint]:
     distribution, _, plain = name.rpartition(":")
     points = [point for point in entry_points(group=GROUP) if point.name == plain]
     if distribution:
         points = [point for point in points if point.dist is not None and point.dist.name == distribution]
-    if not points:
-        return None
-    if len(points) > 1:
-        owners = " and ".join(_owner(point) for point in points)
-        fix = f"uninstall one, or write 'distribution:{plain}'"
-        raise CheckpointError(f"model {quoted(plain)} is registered by {owners}; {fix}")
-    return _call(points[0])
+    return points
 
 
 def _owner(point: EntryPoint) -> str:

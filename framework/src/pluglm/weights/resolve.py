@@ -9,7 +9,7 @@ from pluglm.kernel.errors import CheckpointError
 from pluglm.kernel.interfaces.services import Progress
 from pluglm.weights.hub import fetch_from_hub, is_hub_id
 from pluglm.weights.messages import quoted
-from pluglm.weights.registered import registered_model, registered_names
+from pluglm.weights.registered import is_registered, registered_model, registered_names
 
 _FILE_ENDINGS = (".gguf", ".safetensors", ".bin", ".pt", ".pth")
 
@@ -21,24 +21,38 @@ def resolve_model(name: str, *, revision: str | None = None, progress: Progress 
     progress: called with (label, done, total) while a hub id downloads, units as the label says (bytes or files).
     Raises CheckpointError, one line, that says what was tried; an unknown plain name lists the registered ones.
     """
-    found = _local(name) if name.strip() else None
-    if found is not None and revision is not None:
-        raise CheckpointError(f"model {quoted(name)} is not a hub id, so revision {quoted(revision)} means nothing")
+    found = (_path(name) or registered_model(name)) if name.strip() else None
     if found is not None:
+        _require_no_revision(name, revision)
         return found
     if is_hub_id(name):
         return fetch_from_hub(name, revision, progress)
     raise _unknown(name)
 
 
-def _local(name: str) -> Path | None:
+def require_known_model(name: str, revision: str | None = None) -> None:
+    """Raises CheckpointError where `resolve_model` would, as far as the file system and package metadata tell.
+
+    Runs no package's code, and takes a hub id for what it says.
+    """
+    if name.strip() and (_path(name) is not None or is_registered(name)):
+        _require_no_revision(name, revision)
+    elif not is_hub_id(name):
+        raise _unknown(name)
+
+
+def _path(name: str) -> Path | None:
+    """None when nothing is there."""
     try:
         path = Path(name).expanduser()
-        if path.exists():
-            return path
+        return path if path.exists() else None
     except (OSError, RuntimeError, ValueError) as error:
         raise CheckpointError(f"model {quoted(name)} cannot be used as a path: {error}") from error
-    return registered_model(name)
+
+
+def _require_no_revision(name: str, revision: str | None) -> None:
+    if revision is not None:
+        raise CheckpointError(f"model {quoted(name)} is not a hub id, so revision {quoted(revision)} means nothing")
 
 
 def _unknown(name: str) -> CheckpointError:

@@ -1,7 +1,8 @@
 """What a drafter may use of the model that it drafts for: its first layers over the run's KV, its hidden states.
 
 `BuildContext.target` is a Target. A drafter asks for what it needs while it is built, before the weights are read, and
-uses it inside `propose` alone: elsewhere, and when the call was given up on, every use raises RuntimeError.
+uses it inside `propose` alone: elsewhere, when the call was given up on, and without having asked, every use raises
+RuntimeError. ValueError for other sequences than those that are proposed for.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class HiddenRows(NamedTuple):
 
 
 class Target(Protocol):
-    """The model that is drafted for."""
+    """The model that is drafted for. What is asked for while building raises RuntimeError later."""
 
     def use_first_layers(self, num_layers: int) -> None:
         """While building: the first num_layers, 1 to all but one, will be run. PluginError for another number."""
@@ -54,23 +55,28 @@ class Target(Protocol):
     def room(self, wanted: Mapping[int, int]) -> AbstractContextManager[frozenset[int]]:
         """wanted: sequence_id -> tokens in all. Gives those that have room for so many, until the block ends.
 
-        The KV of a sequence's committed tokens but the last is there, and stays as it is.
+        The KV of a sequence's committed tokens but the last is there, and stays as it is. A full pool gives to some
+        or none. ValueError for more than len(token_ids) + max_tokens; RuntimeError inside another `room`. This and
+        `run_first` need `use_first_layers`.
         """
         ...
 
     def run_first(self, chunks: Sequence[Chunk]) -> torch.Tensor:
-        """Inside `room`, after `use_first_layers`: logits_RV float32 of each chunk's last token.
+        """Inside `room`, one chunk of each sequence: logits_RV float32 of each chunk's last token.
 
         They are what the final norm and the head make of the first layers.
 
         The KV of these layers is stored for all tokens of the chunks; what was drafted is computed anew when verified.
+        ValueError for a sequence that `room` did not give, for a chunk that begins before the newest committed token,
+        num_computed = len(token_ids) - 1, or behind what is stored, and for one that ends beyond the room.
         """
         ...
 
     def take_hidden(self, sequence_id: int, stop: int) -> HiddenRows | None:
         """Those kept of positions before `stop`, up to the last of them, and forgets them; None when there are none.
 
-        This and the two below need `use_hidden_states`.
+        The newest committed token has no state yet, so `stop` is at most len(token_ids) - 1; ValueError for more. What
+        is not returned stays. This and the two below need `use_hidden_states`.
         Kept are those that were computed for this id since they were last taken. Of tokens whose KV was adopted or
         loaded, there are none; where such lie between, only what was computed behind them is kept.
         """

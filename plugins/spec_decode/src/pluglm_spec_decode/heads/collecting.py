@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from pluglm import Engine, SamplingParams
+from pluglm import Engine, RunConfig, SamplingParams
+from pluglm.arguments import as_list
+from pluglm.assembly.resolving import resolve
+from pluglm.kernel.config import Slot
 from pluglm.kernel.errors import ConfigError, PluginError
 from pluglm.kernel.interfaces.component import BuildContext, ComponentConfig
 from pluglm.kernel.interfaces.drafter import Drafter, DraftRequest, Proposal
+from pluglm.kernel.interfaces.kv import PrefixCache
+from pluglm.outputs import Prompt
 
 # n: tokens of a text, D: hidden size
 
@@ -59,21 +65,19 @@ class StateCollector(Drafter):
         self.traces[request.sequence_id] = Trace(list(request.token_ids), rows_nD)
 
 
-def collect_traces(config: Mapping[str, Any], prompts: Iterable[Any], params: SamplingParams) -> list[Trace]:
+def collect_traces(
+    config: RunConfig | Mapping[str, Any] | str | Path, prompts: Prompt | Iterable[Prompt], params: SamplingParams
+) -> list[Trace]:
     """Runs the prompts and returns a trace of each text, its output included but for the last two tokens.
 
-    config: of a run, as RunConfig takes it, with a KV manager that reuses no prefixes.
-    Raises ConfigError for a config with a drafter, for params of fewer than 3 tokens, or when a prompt gave no trace.
+    config: as Engine.from_config takes it, without a drafter and with a KV manager that reuses no prefixes. prompts: as
+    Engine.generate takes them, so a string is one. All traces are in memory, on the run's device. Raises ConfigError
+    for another config, for params of fewer than 3 tokens or of several outputs, or when a prompt gave no trace.
     """
-    if params.max_tokens is not None and params.max_tokens < _LEAST_TOKENS:
-        raise ConfigError(
-            f"max_tokens is {params.max_tokens}, and states are collected from {_LEAST_TOKENS} on; raise it"
-        )
-    if config.get("drafter") is not None:
-        raise ConfigError("traces are of plain decoding; leave drafter out of the config")
-    drafter = f"{StateCollector.__module__}:{StateCollector.__qualname__}"
-    with Engine.from_config({**config, "drafter": {"use": drafter}}) as engine:
-        outputs = engine.generate(list(prompts), params)
+    _require_traceable(params)
+    run, asked = _collecting_run(config), as_list(prompts)
+    with Engine.from_config(run) as engine:
+        outputs = engine.generate(asked, params)
         traces: dict[int, Trace] = engine.core.parts.drafter.traces  # type: ignore[union-attr]
     failed = next((output.error for output in outputs if output.error is not None), None)
     if failed is not None or len(traces) < len(outputs):
@@ -81,3 +85,31 @@ def collect_traces(config: Mapping[str, Any], prompts: Iterable[Any], params: Sa
             f"states were collected of {len(traces)} of {len(outputs)} texts: {failed or 'some ended early'}"
         )
     return [traces[sequence_id] for sequence_id in sorted(traces)]
+
+
+def _require_traceable(params: SamplingParams) -> None:
+    if params.max_tokens is not None and params.max_tokens < _LEAST_TOKENS:
+        raise ConfigError(
+            f"max_tokens is {params.max_tokens}, and states are collected from {_LEAST_TOKENS} on; raise it"
+        )
+    for name, count in (("n", params.n), ("best_of", params.best_of)):
+        if count is not None and count > 1:
+            raise ConfigError(f"{name} is {count}, and a trace is of the one output of a prompt; leave {name} out")
+
+
+def _collecting_run(config: RunConfig | Mapping[str, Any] | str | Path) -> RunConfig:
+    """With a collector in place of a drafter."""
+    if isinstance(config, str | Path):
+        config = RunConfig.from_file(config)
+    elif not isinstance(config, RunConfig):
+        config = RunConfig.from_dict(config)
+    if config.drafter is not None:
+        raise ConfigError(f"{config.source}: traces are of plain decoding; leave drafter out of the config")
+    collector = Slot(use=f"{StateCollector.__module__}:{StateCollector.__qualname__}")
+    run = config.model_copy(update={"drafter": collector})
+    kv = resolve(run).slots["kv"]
+    if issubclass(kv.cls, PrefixCache):
+        raise ConfigError(
+            f"{run.source}: {kv.entry} reuses prefixes, whose states nobody computes again; use kv: paged"
+        )
+    return run

@@ -34,14 +34,14 @@ def distill(
     The loss is the cross-entropy (nats a token) of the head's next-token distributions to the target's own, the mean
     over the blocks, plus feature_weight times the smooth L1 distance of its features to the target's. That weight is 1
     for eagle, whose features are fed back, and 0 for mtp, unless given. Texts need two tokens more than the head has
-    blocks, shorter ones are left out; ValueError when all are. Sources: EAGLE (arXiv 2401.15077, section 4.2) and
-    DeepSeek-V3 (arXiv 2412.19437, section 2.2), with the target's distribution in place of the text's next token.
+    blocks, shorter ones are left out. ValueError when none is left, for no epoch and for an empty batch. Sources: EAGLE
+    (arXiv 2401.15077, section 4.2) and DeepSeek-V3 (arXiv 2412.19437, section 2.2), with the target's distribution in
+    place of the text's next token.
     """
-    usable = [trace for trace in traces if len(trace.features_nD) > len(head.layers)]
-    if not usable:
-        raise ValueError(
-            f"no text is longer than {len(head.layers) + 1} tokens, so a head of as many blocks has no target"
-        )
+    for name, value in (("num_epochs", num_epochs), ("batch_size", batch_size)):
+        if value < 1:
+            raise ValueError(f"{name} is {value}; give 1 or more")
+    usable = _usable(traces, len(head.layers))
     weight = float(head.config["kind"] == "eagle") if feature_weight is None else feature_weight
     optimizer = torch.optim.Adam(head.parameters(), learning_rate)
     order, losses = torch.Generator().manual_seed(seed), list[float]()
@@ -57,6 +57,17 @@ def distill(
         if report is not None:
             report(epoch + 1, num_epochs, losses[-1])
     return losses
+
+
+def _usable(traces: Sequence[Trace], num_blocks: int) -> list[Trace]:
+    if not traces:
+        raise ValueError("there are no traces to train on; collect some of the texts that the head will meet")
+    usable = [trace for trace in traces if len(trace.features_nD) > num_blocks]
+    if not usable:
+        raise ValueError(
+            f"no text is longer than {num_blocks + 1} tokens, so a head of {num_blocks} blocks has no target"
+        )
+    return usable
 
 
 def _batches(traces: Sequence[Trace], size: int, order: torch.Generator) -> Iterator[list[Trace]]:

@@ -18,14 +18,14 @@ from pluglm.kernel.interfaces.model import ModelSpec
 from pluglm.kernel.interfaces.target import HiddenRows, Target
 from pluglm_spec_decode.draft_cache import DraftCache
 from pluglm_spec_decode.heads.runs import HeadJob, HeadRuns
-from pluglm_spec_decode.heads.settings import DRAFTERS, read_fitting_head
+from pluglm_spec_decode.heads.settings import DRAFTERS, read_fitting_head, read_head
 from pluglm_spec_decode.picking import DrawingDrafter, DrawsConfig, LastProposals, pick
 
 # R: rows with logits, n: tokens of one sequence, D: hidden size, V: the target's logits
 
 
 class HeadConfig(DrawsConfig):
-    """model: the folder of a head that was trained for this run's model. It runs in that model's dtype."""
+    """model: the local folder of a head that was trained for this run's model. It runs in that model's dtype."""
 
     model: str = Field(min_length=1)
 
@@ -72,6 +72,11 @@ class HeadDrafter(DrawingDrafter):
         self._trails: dict[int, _Trail] = {}
         self._proposals = LastProposals()
 
+    @classmethod
+    def check_files(cls, config: HeadConfig) -> None:
+        """What the constructor refuses by the head's config.json alone."""
+        cls._require_fit(read_head(config.model, cls.kind)[0], config)
+
     @property
     def num_exhausted(self) -> int:
         """Proposals that were left empty for want of KV, since the start."""
@@ -82,7 +87,8 @@ class HeadDrafter(DrawingDrafter):
         """How many of the last entries are computed again when new ones come."""
         return 0
 
-    def _require_fit(self, spec: ModelSpec, config: HeadConfig) -> None:
+    @classmethod
+    def _require_fit(cls, spec: ModelSpec, config: HeadConfig) -> None:
         """PluginError when the head cannot draft as configured."""
 
     @abstractmethod

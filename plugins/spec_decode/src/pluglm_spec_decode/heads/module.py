@@ -47,17 +47,18 @@ class DraftHead(nn.Module):
             said.append(features_BTD)
         return said
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: str | Path) -> None:
         """Writes config.json and model.safetensors; the folder is made."""
+        folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps(self.config, indent=2) + "\n")
         tensors = {STEM + name: value.detach().cpu().contiguous() for name, value in self.state_dict().items()}
         save_file(tensors, folder / "model.safetensors")
 
     @classmethod
-    def load(cls, folder: Path) -> Self:
+    def load(cls, folder: str | Path) -> Self:
         """Raises CheckpointError for what cannot be read or is no head's."""
-        checkpoint = open_checkpoint(folder)
+        checkpoint = open_checkpoint(Path(folder))
         try:
             head = cls(checkpoint.config)
             names = head.state_dict()

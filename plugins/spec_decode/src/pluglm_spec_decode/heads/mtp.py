@@ -7,6 +7,7 @@ from pydantic import Field
 
 from pluglm.kernel.core import BlockCopies
 from pluglm.kernel.errors import PluginError
+from pluglm.kernel.interfaces.component import BuildContext
 from pluglm.kernel.interfaces.model import ModelSpec
 from pluglm_spec_decode.heads.drafting import HeadConfig, HeadDrafter
 from pluglm_spec_decode.heads.runs import HeadJob, Piece, pieces
@@ -33,18 +34,22 @@ class MtpHeadDrafter(HeadDrafter):
     kind = "mtp"
     Config = MtpHeadConfig
 
-    def _require_fit(self, spec: ModelSpec, config: HeadConfig) -> None:
-        name, num_blocks = f"drafter '{DRAFTERS[self.kind]}'", len(spec.layers)
-        if config.num_tokens > num_blocks:
-            fix = f"set num_tokens to {num_blocks} or less"
+    def __init__(self, config: MtpHeadConfig, context: BuildContext) -> None:
+        """Raises PluginError also for more tokens than a step computes."""
+        if config.num_tokens > context.max_step_tokens:
             raise PluginError(
-                f"{name}: num_tokens is {config.num_tokens} and {config.model} has {num_blocks} blocks; {fix}"
+                f"drafter '{DRAFTERS[self.kind]}': num_tokens is {config.num_tokens}, more than the "
+                f"{context.max_step_tokens} tokens of a step; lower num_tokens, or raise engine.max_step_tokens"
             )
-        most = self._max_step_tokens
-        if config.num_tokens > most:
-            fix = "lower num_tokens, or raise engine.max_step_tokens"
+        super().__init__(config, context)
+
+    @classmethod
+    def _require_fit(cls, spec: ModelSpec, config: HeadConfig) -> None:
+        num_blocks = len(spec.layers)
+        if config.num_tokens > num_blocks:
             raise PluginError(
-                f"{name}: num_tokens is {config.num_tokens}, more than the {most} tokens of a step; {fix}"
+                f"drafter '{DRAFTERS[cls.kind]}': num_tokens is {config.num_tokens} and {config.model} has "
+                f"{num_blocks} blocks; set num_tokens to {num_blocks} or less"
             )
 
     @property

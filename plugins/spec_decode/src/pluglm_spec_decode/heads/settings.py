@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from pluglm.kernel.errors import PluginError
@@ -11,10 +12,14 @@ from pluglm.kernel.interfaces.model import ModelSpec
 from pluglm.models.config_reader import ConfigReader
 from pluglm.models.settings import DecoderSettings, plain_settings, read_sizes
 from pluglm.weights.json_file import read_json_object
-from pluglm.weights.resolve import resolve_model
 
 FAMILY = "draft_head"
 DRAFTERS = {"eagle": "eagle_head", "mtp": "mtp_head"}  # by the kind of head that they run
+_UNUSED = {
+    "attention_bias": "is set, and heads have no biases; leave it out",
+    "mlp_bias": "is set, and heads have no biases; leave it out",
+    "sliding_window": "is set, and heads see all of the text; leave it out",
+}
 _ROPES = ("default", "linear", "llama3", "yarn")
 
 
@@ -29,6 +34,9 @@ def read_head_settings(config: ConfigReader) -> DecoderSettings:
         raise config.refuse(
             "num_hidden_layers", f"is {sizes.num_layers}; a head of kind eagle is one block, used again"
         )
+    for key, what in _UNUSED.items():
+        if config.values().get(key):
+            raise config.refuse(key, what)
     settings = plain_settings(config, FAMILY, sizes, (None,) * sizes.num_layers)
     if settings.ropes[0].kind not in _ROPES:
         what = f"asks for the kind {settings.ropes[0].kind!r}, which heads do not have; supported: {', '.join(_ROPES)}"
@@ -37,13 +45,30 @@ def read_head_settings(config: ConfigReader) -> DecoderSettings:
 
 
 def read_fitting_head(model: str, kind: str, target: ModelSpec) -> ModelSpec:
-    """The spec of the head in the folder `model`, once it is sure that it goes on from this target's hidden states.
+    """As read_head, once it is sure that the head goes on from this target's hidden states."""
+    spec, vocab_size = read_head(model, kind)
+    found = (spec.hidden_size, vocab_size)
+    if found != (target.hidden_size, target.vocab_size):
+        raise PluginError(
+            f"drafter '{DRAFTERS[kind]}': {model} was trained for a hidden_size of {found[0]} and a vocab_size of "
+            f"{found[1]}, this model has {target.hidden_size} and {target.vocab_size}; train a head for this model "
+            "(docs/drafters.md)"
+        )
+    return spec
 
-    Raises PluginError, or CheckpointError for a folder or a config.json that cannot be read. Opens no weights.
+
+def read_head(model: str, kind: str) -> tuple[ModelSpec, int]:
+    """The spec of the head in the local folder `model`, and the rows of logits of the target it was trained for.
+
+    Raises PluginError without such a folder or for another kind, CheckpointError for a config.json that cannot be read.
+    Opens no weights.
     """
-    file = resolve_model(model) / "config.json"
+    name = f"drafter '{DRAFTERS[kind]}'"
+    if (folder := _existing_folder(model)) is None:
+        raise PluginError(f"{name}: there is no folder {model}; train a head (docs/drafters.md), or correct the path")
+    file = folder / "config.json"
     values = read_json_object(file)
-    name, config = f"drafter '{DRAFTERS[kind]}'", ConfigReader(values, str(file))
+    config = ConfigReader(values, str(file))
     if values.get("model_type") != FAMILY:
         raise PluginError(
             f"{name}: {file} is of model_type {values.get('model_type')!r}; give the folder of a draft head"
@@ -51,13 +76,15 @@ def read_fitting_head(model: str, kind: str, target: ModelSpec) -> ModelSpec:
     settings = read_head_settings(config)
     if values["kind"] != kind:
         raise PluginError(f"{name}: {file} is a head of kind {values['kind']}; use {DRAFTERS[values['kind']]} for it")
-    found = (settings.spec.hidden_size, config.integer("vocab_size"))
-    if found != (target.hidden_size, target.vocab_size):
-        raise PluginError(
-            f"{name}: {file} was trained for a hidden_size of {found[0]} and a vocab_size of {found[1]}, this model "
-            f"has {target.hidden_size} and {target.vocab_size}; train a head for this model (docs/drafters.md)"
-        )
-    return settings.spec
+    return settings.spec, config.integer("vocab_size")
+
+
+def _existing_folder(model: str) -> Path | None:
+    try:
+        folder = Path(model).expanduser()
+        return folder if folder.is_dir() else None
+    except (OSError, RuntimeError, ValueError):  # nothing that could be a path
+        return None
 
 
 def head_config(
@@ -91,10 +118,10 @@ def head_config(
         "rope_theta": rope_theta,
         "max_position_embeddings": target.max_position if max_position is None else max_position,
     }
-    read_head_settings(ConfigReader(config, "config.json"))
+    read_settings_of(config)
     return config
 
 
 def read_settings_of(config: Mapping[str, Any]) -> DecoderSettings:
     """As read_head_settings, for a dictionary."""
-    return read_head_settings(ConfigReader(config, "config.json"))
+    return read_head_settings(ConfigReader(config, "config of a draft head"))
