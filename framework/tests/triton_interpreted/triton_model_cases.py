@@ -115,8 +115,9 @@ def test_replayed_steps_with_fused_layers_equal_eager_ones_of_torch(launches: li
         reasons.append(graphs.decision().reason)
     once = PER_LAYER * LAYERS + 1  # and the norm of the head
     assert reasons[1:] == [CAPTURED, CAPTURED, CAPTURED, REPLAYED]
-    # An eager step gathers its rows; a capture, of which every row has logits, runs the step once before.
-    assert made == [once + 1, 2 * once, 2 * once, 2 * once, 0]
+    # An eager step gathers its rows, behind the last attention: those of the layer and of the attention. A capture, of
+    # which every row has logits, runs the step once before.
+    assert made == [once + 2, 2 * once, 2 * once, 2 * once, 0]
     assert KernelChoice("decoder layer", "triton") in graphs.backend.kernels.choices
 
 

@@ -68,7 +68,8 @@ class UniversalDrafter(AdaptiveDrafter):
         proposals = []
         for request, text, made in zip(requests, texts, found, strict=True):
             self._asked[request.sequence_id] = _Asked(len(text), len(made.token_ids))
-            token_ids = self._reencoder.to_target(request.token_ids, text, made.token_ids)[: max(0, request.max_tokens)]
+            most = max(0, min(self._most, request.max_tokens))  # one of its tokens may be several here
+            token_ids = self._reencoder.to_target(request.token_ids, text, made.token_ids)[:most]
             ends = [place for place, one in enumerate(token_ids) if one >= self._num_ids]
             proposals.append(Proposal(token_ids[: ends[0]] if ends else token_ids))
         return proposals
