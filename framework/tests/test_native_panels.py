@@ -23,8 +23,8 @@ needs_pairs = pytest.mark.skipif(LEVEL not in RUNNABLE, reason="the CPU multipli
 
 # As in test_native_linear: of the sum of the products' magnitudes, and of the result, which is rounded to bfloat16.
 FLOAT32, BFLOAT16 = 2**-21, 2**-8
-ROWS = (48, 49, 59, 60, 61, 96, 97, 203)  # every remainder of blocks of twelve comes up in one of them
-SHAPES = [(32, 32), (96, 64), (320, 96), (64, 1600), (2080, 32)]
+ROWS = (*range(1, 14), 23, 47, 48, 49, 61, 96, 203)  # every size of a block, and blocks of unequal sizes
+SHAPES = [(32, 32), (32, 1600), (96, 64), (320, 96), (64, 1600), (2080, 32)]
 ACTIVATIONS = {
     "silu": functional.silu,
     "gelu": functional.gelu,
@@ -44,33 +44,80 @@ def random(*shape: int, seed: int) -> torch.Tensor:
 def test_equals_float64(native_tools: Tools, outputs: int, inputs: int, has_bias: bool, num_threads: int) -> None:
     weight = random(outputs, inputs, seed=0).bfloat16()
     bias = random(outputs, seed=1).bfloat16() if has_bias else None
-    layer = NativeLinear(native_tools(LEVEL, num_threads), weight, bias)
-    assert layer.most_rows == ANY_ROWS
-    for rows in ROWS:
-        x = random(rows, inputs, seed=2).bfloat16()
-        exact = x.double() @ weight.double().T + (0 if bias is None else bias.double())
-        size = x.double().abs() @ weight.double().abs().T + (0 if bias is None else bias.double().abs())
-        assert bool(((layer.native(x, torch.float32).double() - exact).abs() <= FLOAT32 * size).all())
-        assert bool(((layer(x).double() - exact).abs() <= FLOAT32 * size + BFLOAT16 * exact.abs()).all())
+    for shared in (False, True):
+        layer = NativeLinear(native_tools(LEVEL, num_threads), weight, bias, shared=shared)
+        assert layer.most_rows == ANY_ROWS
+        assert layer.is_packed != shared
+        for rows in ROWS:
+            x = random(rows, inputs, seed=2).bfloat16()
+            exact = x.double() @ weight.double().T + (0 if bias is None else bias.double())
+            size = x.double().abs() @ weight.double().abs().T + (0 if bias is None else bias.double().abs())
+            assert bool(((layer.native(x, torch.float32).double() - exact).abs() <= FLOAT32 * size).all())
+            assert bool(((layer(x).double() - exact).abs() <= FLOAT32 * size + BFLOAT16 * exact.abs()).all())
+
+
+@needs_pairs
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_weights_are_packed_where_they_lie_unless_others_read_them(native_tools: Tools, num_threads: int) -> None:
+    tools, given = native_tools(LEVEL, num_threads), random(96, 64, seed=0).bfloat16()
+    weight = tools.placed(given)
+    shared = NativeLinear(tools, weight, None, shared=True)
+    assert torch.equal(weight, given)
+    assert shared.weight_NK.data_ptr() == weight.data_ptr()
+    packed = NativeLinear(tools, weight, None)
+    assert not torch.equal(weight, given)
+    assert torch.equal(packed.weight_NK, given)
+    # sixteen outputs after sixteen, and of each of those the pair of inputs that the others have there too
+    assert weight.view(6, 32, 16, 2)[4, 31, 7].tolist() == given[4 * 16 + 7, 62:].tolist()
+
+
+@needs_pairs
+@pytest.mark.parametrize(("outputs", "inputs"), [(48, 64), (64, 48), (17, 5)])
+def test_other_shapes_stay_as_they_lie(native_tools: Tools, outputs: int, inputs: int) -> None:
+    weight = random(outputs, inputs, seed=0).bfloat16()
+    layer = NativeLinear(native_tools(LEVEL), weight, None)
+    assert not layer.is_packed
+    assert torch.equal(layer.weight_NK, weight)
 
 
 @needs_pairs
 def test_bits_of_a_row_do_not_depend_on_the_others(native_tools: Tools) -> None:
-    layer = NativeLinear(native_tools(LEVEL), random(96, 64, seed=0).bfloat16(), None)
     x = random(150, 64, seed=1).bfloat16()
-    whole = layer(x)
-    for start, end in ((0, 48), (1, 50), (77, 150)):
-        assert torch.equal(layer(x[start:end]), whole[start:end])
+    wholes = []
+    for num_threads in (1, 3):
+        layer = NativeLinear(native_tools(LEVEL, num_threads), random(96, 64, seed=0).bfloat16(), None)
+        wholes.append(whole := layer(x))
+        for start, end in ((0, 1), (149, 150), (3, 8), (20, 33), (0, 48), (1, 50), (77, 150)):
+            assert torch.equal(layer(x[start:end]), whole[start:end])
+    assert torch.equal(*wholes)
+
+
+@needs_pairs
+def test_bits_of_a_row_of_a_layer_do_not_depend_on_the_others(native_tools: Tools) -> None:
+    tools, width = native_tools(LEVEL, 2), 64
+    fused = NativeFuser(tools, KernelLog(), deterministic=False).layer(
+        make_feed_forward(tools, width, 160, "silu", has_bias=False)
+    )
+    assert fused is not None
+    x, attended = random(130, width, seed=1).bfloat16(), random(130, width // 32, 32, seed=2).bfloat16()
+    angles = random(2, 130, 1, 32, seed=3).bfloat16()
+    before, after = torch.cat(fused.pre_attention(x, *angles), 1), fused.post_attention(x, attended)
+    for start, end in ((0, 1), (5, 10), (40, 90), (0, 130)):
+        rows = slice(start, end)
+        assert torch.equal(torch.cat(fused.pre_attention(x[rows], *angles[:, rows]), 1), before[rows])
+        assert torch.equal(fused.post_attention(x[rows], attended[rows]), after[rows])
 
 
 @needs_pairs
 def test_nothing_hides_nan_and_infinity(native_tools: Tools) -> None:
     x = random(60, 64, seed=0).bfloat16()
     x[1, 5], x[2, 7] = float("nan"), float("inf")
-    result = NativeLinear(native_tools(LEVEL), torch.ones(32, 64).bfloat16(), None)(x)
-    assert bool(result[1].isnan().all())
-    assert bool(result[2].isinf().all())
-    assert bool(result[[0, *range(3, 60)]].isfinite().all())
+    layer = NativeLinear(native_tools(LEVEL), torch.ones(32, 64).bfloat16(), None)
+    for rows in (4, 60):
+        result = layer(x[:rows])
+        assert bool(result[1].isnan().all())
+        assert bool(result[2].isinf().all())
+        assert bool(result[[0, *range(3, rows)]].isfinite().all())
 
 
 def make_feed_forward(tools: NativeTools, width: int, inner: int, activation: str, has_bias: bool) -> LayerParts:
@@ -105,7 +152,7 @@ def test_gated_products_equal_float64(native_tools: Tools, activation: str, has_
     assert fused is not None
     weight = parts.gate_up.weight_NK.double()  # type: ignore[attr-defined]
     bias = random(2 * inner, seed=2).bfloat16().double() if has_bias else 0
-    for rows in (48, 61, 250):
+    for rows in (1, 5, 12, 48, 61, 250):
         x = random(rows, width, seed=rows).sign().bfloat16()
         got = fused.post_attention(torch.zeros_like(x), x.view(rows, width // 32, 32))
         gate, up = (x.double() @ weight.T + bias).chunk(2, -1)
@@ -127,10 +174,10 @@ def test_silu_of_extremes(native_tools: Tools) -> None:
         changed |= {"gate_up": NativeLinear(tools, zero, bias.bfloat16()), "eps": 1.0}
         fused = NativeFuser(tools, KernelLog(), deterministic=False).layer(LayerParts(**changed))
         assert fused is not None
-        x = torch.zeros(48, width, dtype=torch.bfloat16)
-        got = fused.post_attention(x, x.view(48, 1, 32))
+        x = torch.zeros(5, width, dtype=torch.bfloat16)
+        got = fused.post_attention(x, x.view(5, 1, 32))
         exact = functional.silu(gate.double()).float()
-        torch.testing.assert_close(got.float(), exact.expand(48, width), rtol=2**-8, atol=1e-34)
+        torch.testing.assert_close(got.float(), exact.expand(5, width), rtol=2**-8, atol=1e-34)
 
 
 def test_what_is_recorded_about_many_rows(native_tools: Tools) -> None:

@@ -68,7 +68,7 @@ class NativeFuser:
     def head(self, norm_D: torch.Tensor, eps: float, head: Linear | torch.Tensor) -> FusedHead | None:
         """A tied head comes as the embedding [V, D], which is used in place."""
         if isinstance(head, torch.Tensor):
-            head = NativeLinear(self._tools, head, None, always_native=self._always)
+            head = NativeLinear(self._tools, head, None, always_native=self._always, shared=True)
         if not isinstance(head, NativeLinear):
             self._log.add(KernelChoice("head", "torch", ((self._name, f"its product is {type(head).__name__}"),)))
             return None

@@ -6,7 +6,6 @@ import ctypes
 from typing import TYPE_CHECKING
 
 import torch
-from torch.nn import functional
 
 from pluglm.native.library import LayerStruct
 from pluglm.native.linear import NativeLinear, dense
@@ -35,7 +34,7 @@ def refusal(parts: LayerParts) -> str | None:
 def _misfit(parts: LayerParts) -> str | None:
     """The first part that has not the shape or dtype that the others need, or None."""
     linears, spec = native_linears(parts), parts.spec
-    (_, width), (_, inner) = linears["qkv"].weight_NK.shape, linears["down"].weight_NK.shape
+    (_, width), (_, inner) = linears["qkv"].shape, linears["down"].shape
     turned, dim = spec.num_heads + spec.num_kv_heads, spec.head_dim
     shapes = {
         "qkv": ((turned + spec.num_kv_heads) * dim, width),
@@ -46,10 +45,10 @@ def _misfit(parts: LayerParts) -> str | None:
         **dict.fromkeys(("attention_norm", "attention_out_norm", "mlp_norm", "mlp_out_norm"), (width,)),
     }
     for name, shape in shapes.items():
-        tensor = linears[name].weight_NK if name in linears else getattr(parts, name)
-        if tensor is not None and tensor.shape != shape:
-            return f"its {name} is {list(tensor.shape)}, not {list(shape)}"
-    dtypes = {one.weight_NK.dtype for one in linears.values()}
+        part = linears.get(name) or getattr(parts, name)
+        if part is not None and part.shape != shape:
+            return f"its {name} is {list(part.shape)}, not {list(shape)}"
+    dtypes = {one.dtype for one in linears.values()}
     return f"its products have {len(dtypes)} dtypes" if len(dtypes) > 1 else None
 
 
@@ -62,7 +61,7 @@ def native_linears(parts: LayerParts) -> dict[str, NativeLinear]:
 class NativeLayer:
     """The FusedLayer of parts that `refusal` accepts. Rounds to the run's dtype between products, and adds in float32.
 
-    Where products of many bfloat16 rows are native, they are gated in the same pass, and not rounded in between.
+    Where products are in panels, they are gated in the same pass, and not rounded in between.
     most_rows: how many rows take two calls.
 
     Its plain reference is DecoderLayer on torch.
@@ -88,7 +87,7 @@ class NativeLayer:
         for name, layer in linears.items():
             setattr(self._struct, name, layer.struct)
         self._qkv, self._output, self._gate_up, self._down = linears.values()
-        self.dtype, self.width = self._qkv.weight_NK.dtype, self._qkv.weight_NK.shape[1]
+        self.dtype, self.width = self._qkv.dtype, self._qkv.shape[1]
         self.type_code = DTYPES[self.dtype]
         self.address, self.most_rows = ctypes.addressof(self._struct), min(one.most_rows for one in linears.values())
         self._kinds = (parts.spec.num_heads, parts.spec.num_kv_heads, parts.spec.num_kv_heads)
@@ -138,7 +137,7 @@ class NativeLayer:
     def _active(self, normed_TD: torch.Tensor) -> torch.Tensor:
         """What the second product of the feed-forward part takes, [T, I]."""
         tools, kind = self._tools, self._struct.activation
-        num_rows, width = normed_TD.shape[0], self._gate_up.weight_NK.shape[0] // 2
+        num_rows, width = normed_TD.shape[0], self._gate_up.shape[0] // 2
         gate_up_TJ = self._gate_up(normed_TD)  # J = 2 I
         active_TI = torch.empty((num_rows, width), dtype=normed_TD.dtype)
         rows = gate_up_TJ.data_ptr(), num_rows, width
@@ -183,13 +182,13 @@ class NativeHead:
     """Final norm and head: hidden_RD -> logits_RV float32, before a soft cap."""
 
     def __init__(self, tools: NativeTools, norm_D: torch.Tensor, eps: float, head: NativeLinear) -> None:
-        if norm_D.shape != head.weight_NK.shape[1:]:
-            raise ValueError(f"a head {list(head.weight_NK.shape)} takes no norm {list(norm_D.shape)}")
+        if norm_D.shape != head.shape[1:]:
+            raise ValueError(f"a head {list(head.shape)} takes no norm {list(norm_D.shape)}")
         self._tools, self._norm_D, self._eps, self._head = tools, norm_D.float().contiguous(), eps, head
 
     def __call__(self, hidden_RD: torch.Tensor) -> torch.Tensor:
-        hidden_RD = dense(hidden_RD, self._head.weight_NK.dtype, (hidden_RD.shape[0], *self._norm_D.shape))
+        hidden_RD = dense(hidden_RD, self._head.dtype, (hidden_RD.shape[0], *self._norm_D.shape))
         normed_RD = norm_rows(self._tools, hidden_RD, self._norm_D, self._eps)
         if hidden_RD.shape[0] > self._head.most_rows:
-            return functional.linear(normed_RD, self._head.weight_NK, self._head.bias_N).float()
+            return self._head(normed_RD).float()
         return self._head.native(normed_RD, torch.float32)

@@ -36,6 +36,7 @@ FUNCTIONS: Mapping[str, tuple[type | Callable[[int], None] | None, tuple[type, .
     ),
     "pluglm_gated": (_require_memory, (_POINTER, _INT32, _INT32, _POINTER, _INT64, _INT64, _POINTER)),
     "pluglm_panels_fit": (_INT32, (_POINTER,)),
+    "pluglm_pack_weight": (_require_memory, (_POINTER, _POINTER, _INT64, _INT64)),
     "pluglm_pre_attention": (
         _require_memory,
         (_POINTER, _INT32, _POINTER, _POINTER, _POINTER, _POINTER, _INT64, _POINTER),
@@ -49,7 +50,13 @@ FUNCTIONS: Mapping[str, tuple[type | Callable[[int], None] | None, tuple[type, .
 class LinearStruct(ctypes.Structure):
     """struct Linear of src/linear.h."""
 
-    _fields_ = (("weight", _POINTER), ("bias", _POINTER), ("outputs", _INT64), ("inputs", _INT64))
+    _fields_ = (
+        ("weight", _POINTER),
+        ("bias", _POINTER),
+        ("outputs", _INT64),
+        ("inputs", _INT64),
+        ("is_packed", _INT64),
+    )
 
 
 class LayerStruct(ctypes.Structure):

@@ -49,47 +49,69 @@ def dense(x: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.
 class NativeLinear:
     """x @ weight.T + bias. In float32 the bits of a row do not depend on the other rows while native runs them.
 
-    weight_NK: float32 or bfloat16; it is copied into huge pages, bias_N becomes float32. always_native: for runs in
-    which bits must not depend on the number of rows. why_torch: why torch multiplies many rows, or None; most_rows: how
-    many stay native. torch's product is its plain reference (DenseLinear).
+    weight_NK: float32 or bfloat16; it is copied into huge pages, unless it is there, and packed where the CPU multiplies
+    in panels (src/panels.h). shared: others read it too, so it stays as it lies. bias_N becomes float32. always_native:
+    for runs in which bits must not depend on the number of rows. why_torch: why torch multiplies many rows, or None;
+    most_rows: how many stay native. torch's product is its plain reference (DenseLinear).
     """
 
     def __init__(
-        self, tools: NativeTools, weight_NK: torch.Tensor, bias_N: torch.Tensor | None, *, always_native: bool = False
+        self,
+        tools: NativeTools,
+        weight_NK: torch.Tensor,
+        bias_N: torch.Tensor | None,
+        *,
+        always_native: bool = False,
+        shared: bool = False,
     ) -> None:
         if bias_N is not None and bias_N.shape != weight_NK.shape[:1]:
             raise ValueError(f"a weight {list(weight_NK.shape)} takes no bias {list(bias_N.shape)}")
         self._tools, self._type = tools, DTYPES[weight_NK.dtype]
-        self.weight_NK = tools.placed(weight_NK)
-        self.bias_N = bias_N
+        self._weight = tools.placed(weight_NK)  # [N, K], or those values packed
+        self.shape, self.dtype, self.bias_N = self._weight.shape, self._weight.dtype, bias_N
         self._wide_bias_N = None if bias_N is None else bias_N.float().contiguous()
         self.num_bytes = weight_NK.nbytes + (0 if bias_N is None else bias_N.nbytes)
-        num_outputs, num_inputs = self.weight_NK.shape
         bias = 0 if self._wide_bias_N is None else self._wide_bias_N.data_ptr()
-        self.struct = LinearStruct(self.weight_NK.data_ptr(), bias, num_outputs, num_inputs)
+        self.struct = LinearStruct(self._weight.data_ptr(), bias, *self.shape)
         self.address = ctypes.addressof(self.struct)
+        self.fits_panels = self.dtype == torch.bfloat16 and bool(tools.library.pluglm_panels_fit(self.address))
+        if self.fits_panels and not shared:
+            tools.library.pluglm_pack_weight(tools.handle, self._weight.data_ptr(), *self.shape)
+            self.struct.is_packed = 1
         self.why_torch = None if always_native else self._why_torch()
         self.most_rows = ANY_ROWS if self.why_torch is None else most_native_rows(tools, weight_NK.dtype)
 
+    @property
+    def is_packed(self) -> bool:
+        return bool(self.struct.is_packed)
+
+    @property
+    def weight_NK(self) -> torch.Tensor:
+        """The values as they were given; a copy where they are packed."""
+        if not self.is_packed:
+            return self._weight
+        num_outputs, num_inputs = self.shape
+        return self._weight.view(num_outputs // 16, num_inputs // 2, 16, 2).transpose(1, 2).reshape(self.shape)
+
     def _why_torch(self) -> str | None:
         """Why torch multiplies many rows, or None."""
-        tools, dtype = self._tools, self.weight_NK.dtype
-        if dtype == torch.bfloat16 and tools.library.pluglm_panels_fit(self.address):
+        tools, dtype = self._tools, self.dtype
+        if self.fits_panels:
             return None
         if dtype == torch.bfloat16 and tools.level in _PAIRS and not tools.has_tiles:
-            return f"{list(self.weight_NK.shape)} is not in multiples of 32"
+            return f"{list(self.shape)} is not in multiples of 32"
         return f"{str(dtype).removeprefix('torch.')} of more than {most_native_rows(tools, dtype)} rows is faster there"
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [rows, K] -> [rows, N], in x's dtype."""
         if x.shape[0] > self.most_rows:
-            return functional.linear(x, self.weight_NK, self.bias_N)
+            return functional.linear(x, self._weight, self.bias_N)
         return self.native(x, x.dtype)
 
     def native(self, x_RK: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
         """The native product whatever the number of rows, in out_dtype: x's, or float32."""
-        num_outputs, num_inputs = self.weight_NK.shape
-        x_RK = dense(x_RK, self.weight_NK.dtype, (x_RK.shape[0], num_inputs))
+        num_outputs, num_inputs = self.shape
+        x_RK = dense(x_RK, self.dtype, (x_RK.shape[0], num_inputs))
         out_RN = torch.empty((x_RK.shape[0], num_outputs), dtype=out_dtype)
         tools = self._tools
         tools.library.pluglm_linear(

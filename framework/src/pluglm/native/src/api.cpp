@@ -94,8 +94,12 @@ int32_t pluglm_gated(Tools* tools, int32_t type, int32_t activation, const void*
                  }))
 }
 
-// Whether many rows of a Linear<bf16> are multiplied in panels.
+// Whether a Linear<bf16> can be multiplied in panels.
 int32_t pluglm_panels_fit(const void* layer) { return panels_fit(*(const Linear<bf16>*)layer); }
+
+int32_t pluglm_pack_weight(Tools* tools, void* weight_NK, int64_t outputs, int64_t inputs) {
+  return in_turn(tools, [&] { pack_weight(tools->pool, tools->tiles, (bf16*)weight_NK, outputs, inputs); });
+}
 
 int32_t pluglm_pre_attention(Tools* tools, int32_t type, const void* layer, const void* x_TD, const void* cos_TH,
                              const void* sin_TH, int64_t rows, void* heads_TCH) {

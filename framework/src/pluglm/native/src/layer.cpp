@@ -81,66 +81,53 @@ void add_and_norm(Pool& pool, const T* x_TD, const T* change_TD, const float* ou
   });
 }
 
-namespace {
-
-// projected: what the product gives, which is rounded to it.
-template <typename Projected, typename T, typename Product>
-void pre_attention_by(Tools& tools, const Layer<T>& layer, const T* x_TD, const T* cos_TH, const T* sin_TH,
-                      int64_t rows, T* heads_TCH, Product&& product) {
+template <typename T>
+void pre_attention(Tools& tools, const Layer<T>& layer, const T* x_TD, const T* cos_TH, const T* sin_TH, int64_t rows,
+                   T* heads_TCH) {
   const int64_t width = layer.qkv.inputs, projected = layer.qkv.outputs;
-  Pieces pieces(tools.work, Pieces::size_of<T>(rows * width) + Pieces::size_of<Projected>(rows * projected));
+  Pieces pieces(tools.work, Pieces::size_of<T>(rows * width) + Pieces::size_of<float>(rows * projected));
   T* normed_TD = pieces.take<T>(rows * width);
-  auto* qkv = pieces.take<Projected>(rows * projected);
+  float* qkv = pieces.take<float>(rows * projected);
   each_row(tools.pool, rows, width, [&](int64_t row) {
     normalise(x_TD + row * width, layer.attention_norm, layer.eps, width, normed_TD + row * width);
   });
-  product(normed_TD, qkv);
+  linear(tools.pool, tools.tiles, layer.qkv, normed_TD, rows, qkv);
   turn_heads(tools.pool, layer, qkv, cos_TH, sin_TH, rows, heads_TCH);
 }
 
-// In panels, which round what they give: rows are many, and as wide as float32 they would leave the caches.
-void post_attention_of_many(Tools& tools, const Layer<bf16>& layer, const bf16* x_TD, const bf16* attended,
-                            int64_t rows, bf16* out_TD) {
-  const int64_t D = layer.output.outputs, inner = layer.down.inputs;
-  Pieces pieces(tools.work, 3 * Pieces::size_of<bf16>(rows * D) + Pieces::size_of<bf16>(rows * inner));
-  bf16 *change = pieces.take<bf16>(rows * D), *sum_TD = pieces.take<bf16>(rows * D);
-  bf16 *normed = pieces.take<bf16>(rows * D), *active = pieces.take<bf16>(rows * inner);
-  linear_in_panels(tools.pool, tools.tiles, layer.output, attended, rows, change);
-  add_and_norm(tools.pool, x_TD, change, layer.attention_out_norm, layer.mlp_norm, layer.eps, rows, D, sum_TD, normed);
-  gated_in_panels(tools.pool, tools.tiles, layer.gate_up, layer.activation, normed, rows, active);
-  linear_in_panels(tools.pool, tools.tiles, layer.down, active, rows, change);
-  add_and_norm<bf16>(tools.pool, sum_TD, change, layer.mlp_out_norm, nullptr, layer.eps, rows, D, out_TD, nullptr);
+namespace {
+
+// active_TI = activation(normed gate') * (normed up'). In panels both become one pass, and nothing wide leaves the cache.
+template <typename T>
+void activate_rows(Tools& tools, const Layer<T>& layer, const T* normed_TD, int64_t rows, float* both, T* active_TI) {
+  if constexpr (std::is_same_v<T, bf16>)
+    if (!both)
+      return gated_in_panels(tools.pool, tools.tiles, layer.gate_up, layer.activation, normed_TD, rows, active_TI);
+  const int64_t inner = layer.down.inputs;
+  linear(tools.pool, tools.tiles, layer.gate_up, normed_TD, rows, both);
+  each_row(tools.pool, rows, inner, [&](int64_t row) {
+    const float* gate = both + row * 2 * inner;
+    gated(layer.activation, gate, gate + inner, inner, active_TI + row * inner);
+  });
+}
+
+template <typename T>
+bool gates_in_panels(const Linear<T>& gate_up, int64_t rows) {
+  if constexpr (std::is_same_v<T, bf16>) return takes_panels(gate_up, rows);
+  return false;
 }
 
 }  // namespace
 
 template <typename T>
-void pre_attention(Tools& tools, const Layer<T>& layer, const T* x_TD, const T* cos_TH, const T* sin_TH, int64_t rows,
-                   T* heads_TCH) {
-  if constexpr (std::is_same_v<T, bf16>)
-    if (takes_panels(layer.qkv, rows))
-      return pre_attention_by<bf16>(tools, layer, x_TD, cos_TH, sin_TH, rows, heads_TCH,
-                                    [&](const bf16* x, bf16* to) {
-                                      linear_in_panels(tools.pool, tools.tiles, layer.qkv, x, rows, to);
-                                    });
-  pre_attention_by<float>(tools, layer, x_TD, cos_TH, sin_TH, rows, heads_TCH, [&](const T* x, float* to) {
-    linear(tools.pool, tools.tiles, layer.qkv, x, rows, to);
-  });
-}
-
-template <typename T>
 void post_attention(Tools& tools, const Layer<T>& layer, const T* x_TD, const T* attended, int64_t rows, T* out_TD) {
-  if constexpr (std::is_same_v<T, bf16>) {
-    const bool all = takes_panels(layer.output, rows) && takes_panels(layer.gate_up, rows);
-    if (all && takes_panels(layer.down, rows))
-      return post_attention_of_many(tools, layer, x_TD, attended, rows, out_TD);
-  }
   const int64_t D = layer.output.outputs, inner = layer.down.inputs;
+  const int64_t wide = gates_in_panels(layer.gate_up, rows) ? 0 : rows * 2 * inner;
   Pieces pieces(tools.work, 2 * Pieces::size_of<float>(rows * D) + Pieces::size_of<T>(rows * D) +
-                                Pieces::size_of<float>(rows * 2 * inner) + Pieces::size_of<T>(rows * inner));
+                                Pieces::size_of<float>(wide) + Pieces::size_of<T>(rows * inner));
   float *change = pieces.take<float>(rows * D), *sum_TD = pieces.take<float>(rows * D);
   T* normed = pieces.take<T>(rows * D);
-  float* both = pieces.take<float>(rows * 2 * inner);
+  float* both = wide ? pieces.take<float>(wide) : nullptr;
   T* active = pieces.take<T>(rows * inner);
 
   linear(tools.pool, tools.tiles, layer.output, attended, rows, change);
@@ -149,11 +136,7 @@ void post_attention(Tools& tools, const Layer<T>& layer, const T* x_TD, const T*
     add(x_TD + row * D, change + row * D, layer.attention_out_norm, layer.eps, D, sum_D);
     normalise(sum_D, layer.mlp_norm, layer.eps, D, normed + row * D);
   });
-  linear(tools.pool, tools.tiles, layer.gate_up, normed, rows, both);
-  each_row(tools.pool, rows, inner, [&](int64_t row) {
-    const float* gate = both + row * 2 * inner;
-    gated(layer.activation, gate, gate + inner, inner, active + row * inner);
-  });
+  activate_rows(tools, layer, normed, rows, both, active);
   linear(tools.pool, tools.tiles, layer.down, active, rows, change);
   each_row(tools.pool, rows, D, [&](int64_t row) {
     float* sum_D = sum_TD + row * D;

@@ -1,4 +1,4 @@
-// One decoder layer around its attention, for few rows: two calls, nothing but row-wise work between the products.
+// One decoder layer around its attention, in two calls, nothing but row-wise work between the products.
 #pragma once
 #include "rows.h"
 #include "tools.h"

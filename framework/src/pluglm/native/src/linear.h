@@ -1,4 +1,4 @@
-// x times a row-major weight, for few rows: the weights are read from memory once, whatever the number of rows.
+// x times a weight, for few rows: the weights are read from memory once, whatever the number of rows.
 #pragma once
 #include <new>
 
@@ -7,13 +7,14 @@
 
 namespace pluglm {
 
-// weight_NK [outputs, inputs] row-major; bias_N float32 or null.
+// weight_NK [outputs, inputs] row-major, or as pack_weight of panels.h leaves it; bias_N float32 or null.
 template <typename T>
 struct Linear {
   const T* weight_NK;
   const float* bias_N;
   int64_t outputs;
   int64_t inputs;
+  int64_t is_packed;
 };
 
 // Reusable memory of one caller, grown and never shrunk.

@@ -19,12 +19,16 @@ namespace {
 constexpr int HALF = 16;  // outputs in a register; a panel is two such halves
 constexpr int OUTPUTS = 2 * HALF;
 constexpr int MOST = 12;  // rows of x at once: with two sums each, two weights and a pair they fill the registers
-constexpr int64_t GROUP_BYTES = 112 << 10;  // of panels that stay in the second cache while all rows pass
+constexpr int FEW = 4;    // so few rows pass as fast as the hardware runs ahead by itself, and a prefetch is in the way
+constexpr int64_t FEW_BYTES = 256 << 10;    // of weights in an item of work for as many rows as pass at once
+constexpr int64_t GROUP_BYTES = 112 << 10;  // of panels that stay in the second cache while more rows pass
 constexpr int64_t PARTS_PER_THREAD = 4, LEAST_PART = 96;  // rows are parted where there are few groups for the threads
 
-// Which weight rows make a panel: HALF of them from panel * step on, and HALF that lie `apart` behind those.
-struct Order {
-  int64_t step, apart;
+// The packed halves of a panel, and how many words the next one's are away. One half is of the first half of all outputs
+// and one of the second: two long runs through the memory, which the hardware follows; and a gate meets what it gates.
+struct Panel {
+  const int32_t *first, *second;
+  int64_t step;
 };
 
 // What becomes of two sums, those of one row and one panel.
@@ -36,9 +40,10 @@ struct Stored {
   int64_t outputs;
 
   void operator()(int64_t row, int64_t panel, vec first, vec second) const {
-    if (bias_N) first += load(bias_N + panel * OUTPUTS), second += load(bias_N + panel * OUTPUTS + HALF);
-    store(out_RN + row * outputs + panel * OUTPUTS, first);
-    store(out_RN + row * outputs + panel * OUTPUTS + HALF, second);
+    const int64_t half = outputs / 2, at = panel * HALF;
+    if (bias_N) first += load(bias_N + at), second += load(bias_N + half + at);
+    store(out_RN + row * outputs + at, first);
+    store(out_RN + row * outputs + half + at, second);
   }
 };
 
@@ -63,27 +68,29 @@ struct Gated {
   }
 };
 
-// The panel's weight rows as [inputs / 2][half][HALF] pairs. Meanwhile those of panel `next` are fetched.
-void pack(const Linear<bf16>& layer, Order order, int64_t number, int64_t next, int32_t* panel) {
-  const int64_t stride = layer.inputs / 2;
+// The panel's weight rows as two times [inputs / 2][HALF] pairs. Meanwhile those of panel `next` are fetched.
+void pack(const Linear<bf16>& layer, int64_t number, int64_t next, int32_t* panel) {
+  const int64_t stride = layer.inputs / 2, apart = layer.outputs / 2;
   const auto* weights = (const int32_t*)layer.weight_NK;
-  for (int half = 0; half < 2; half++) {
-    const int32_t* from = weights + (number * order.step + half * order.apart) * stride;
-    const int32_t* ahead = weights + (next * order.step + half * order.apart) * stride;
+  for (int half = 0; half < 2; half++, panel += stride * HALF) {
+    const int32_t* from = weights + (number * HALF + half * apart) * stride;
+    const int32_t* ahead = weights + (next * HALF + half * apart) * stride;
     for (int64_t k = 0; k < stride; k += 16) {
       for (int i = 0; i < HALF; i++) __builtin_prefetch(ahead + i * stride + k, 0, 2);
-      transpose(from + k, stride, HALF, panel + (2 * k + half) * HALF, OUTPUTS);
+      transpose(from + k, stride, HALF, panel + k * HALF, HALF);
     }
   }
 }
 
-// x: the first of ROWS rows, which is number `row`.
-template <int ROWS, typename Finish>
-void multiply(const int32_t* weights, int64_t panel, const int32_t* x, int64_t stride, int64_t row,
+// x: the first of ROWS rows, which is number `row`. ahead: what is to be read next, fetched meanwhile if FETCH.
+template <int ROWS, bool FETCH, typename Finish>
+void multiply(Panel weights, Panel ahead, int64_t panel, const int32_t* x, int64_t stride, int64_t row,
               const Finish& finish) {
   vec firsts[ROWS] = {}, seconds[ROWS] = {};
-  for (int64_t k = 0; k < stride; k++, weights += OUTPUTS) {
-    const auto first = (__m512bh)_mm512_load_si512(weights), second = (__m512bh)_mm512_load_si512(weights + HALF);
+  for (int64_t k = 0; k < stride; k++) {
+    const auto first = (__m512bh)_mm512_load_si512(weights.first + k * HALF);
+    const auto second = (__m512bh)_mm512_load_si512(weights.second + k * HALF);
+    if (FETCH) __builtin_prefetch(ahead.first + k * HALF, 0, 2), __builtin_prefetch(ahead.second + k * HALF, 0, 2);
 #pragma GCC unroll 12
     for (int r = 0; r < ROWS; r++) {
       const auto pair = (__m512bh)_mm512_set1_epi32(x[r * stride + k]);
@@ -103,13 +110,18 @@ void multiply(const int32_t* weights, int64_t panel, const int32_t* x, int64_t s
   }
 }
 
-// The same for a number of rows that is not known beforehand, 1 .. MOST.
-template <int ROWS = MOST, typename Finish>
-void multiply_some(int64_t rows, const int32_t* weights, int64_t panel, const int32_t* x, int64_t stride, int64_t row,
-                   const Finish& finish) {
+// Panels `panel` .. `panel` + count - 1 and a number of rows that is not known beforehand, 1 .. MOST.
+template <bool FETCH, int ROWS = MOST, typename Finish>
+void multiply_some(int64_t rows, Panel weights, Panel ahead, int64_t panel, int64_t count, const int32_t* x,
+                   int64_t stride, int64_t row, const Finish& finish) {
   if constexpr (ROWS > 1)
-    if (rows < ROWS) return multiply_some<ROWS - 1>(rows, weights, panel, x, stride, row, finish);
-  multiply<ROWS>(weights, panel, x, stride, row, finish);
+    if (rows < ROWS)
+      return multiply_some<FETCH, ROWS - 1>(rows, weights, ahead, panel, count, x, stride, row, finish);
+  for (int64_t i = 0; i < count; i++) {
+    const Panel next{weights.first + weights.step, weights.second + weights.step, weights.step};
+    multiply<ROWS, FETCH && (ROWS > FEW)>(weights, i + 1 < count ? next : ahead, panel + i, x, stride, row, finish);
+    weights = next;
+  }
 }
 
 // Panels in groups and rows in parts: an item of work is one of each.
@@ -118,7 +130,7 @@ struct Plan {
 
   Plan(const Linear<bf16>& layer, int64_t num_rows, int64_t threads) : rows(num_rows) {
     const int64_t panels = layer.outputs / OUTPUTS, bytes = OUTPUTS * layer.inputs * int64_t(sizeof(bf16));
-    at_once = std::max<int64_t>(1, GROUP_BYTES / bytes);
+    at_once = std::max<int64_t>(1, (rows <= MOST ? FEW_BYTES : GROUP_BYTES) / bytes);
     while (at_once > 1 && panels % (at_once * threads)) at_once--;  // the same for every thread, or one panel at a time
     groups = panels / at_once;
     const int64_t wanted = threads == 1 ? 1 : (PARTS_PER_THREAD * threads + groups - 1) / groups;
@@ -131,11 +143,17 @@ struct Plan {
 };
 
 template <typename Finish>
-void in_panels(Pool& pool, Scratch& scratch, const Linear<bf16>& layer, Order order, const bf16* x_RK, int64_t rows,
+void in_panels(Pool& pool, Scratch& scratch, const Linear<bf16>& layer, const bf16* x_RK, int64_t rows,
                const Finish& finish) {
   const Plan plan(layer, rows, pool.num_threads());
   const int64_t stride = layer.inputs / 2, words = stride * OUTPUTS, items = plan.items();
-  auto* memory = (int32_t*)scratch.get(pool.num_threads() * plan.at_once * words * sizeof(int32_t));
+  const auto* weights = (const int32_t*)layer.weight_NK;
+  int32_t* memory = nullptr;
+  if (!layer.is_packed) memory = (int32_t*)scratch.get(pool.num_threads() * plan.at_once * words * sizeof(int32_t));
+  auto packed = [&](int64_t panel) {
+    const int32_t* first = weights + panel * HALF * stride;
+    return Panel{first, first + layer.outputs / 2 * stride, HALF * stride};
+  };
   std::atomic<int64_t> unclaimed{0};
   auto claim = [&] { return unclaimed.fetch_add(1, std::memory_order_relaxed); };
   pool.run(int(std::min<int64_t>(pool.num_threads(), items)), [&](int index) {
@@ -143,13 +161,19 @@ void in_panels(Pool& pool, Scratch& scratch, const Linear<bf16>& layer, Order or
     for (int64_t item = claim(), then; item < items; item = then) {
       then = claim();  // beforehand, to know what to fetch
       const int64_t first = plan.first_panel(item), next = plan.first_panel(std::min(then, items - 1));
-      for (int64_t i = 0; i < plan.at_once; i++) pack(layer, order, first + i, next + i, group + i * words);
+      Panel panels = packed(first);
+      if (!layer.is_packed) {
+        panels = {group, group + stride * HALF, words};
+        for (int64_t i = 0; i < plan.at_once; i++) pack(layer, first + i, next + i, group + i * words);
+      }
       const int64_t begin = plan.begin(item), count = plan.end(item) - begin, blocks = (count + MOST - 1) / MOST;
       for (int64_t b = 0; b < blocks; b++) {
         const int64_t row = begin + b * count / blocks, end = begin + (b + 1) * count / blocks;  // as equal as can be
         const auto* x = (const int32_t*)x_RK + row * stride;
-        for (int64_t i = 0; i < plan.at_once; i++)
-          multiply_some(end - row, group + i * words, first + i, x, stride, row, finish);
+        if (layer.is_packed && b == 0)
+          multiply_some<true>(end - row, panels, packed(next), first, plan.at_once, x, stride, row, finish);
+        else
+          multiply_some<false>(end - row, panels, panels, first, plan.at_once, x, stride, row, finish);
       }
     }
   });
@@ -162,17 +186,30 @@ bool panels_fit(const Linear<bf16>& layer) {
   return has_shape && !allow_tiles();
 }
 
+void pack_weight(Pool& pool, Scratch& scratch, bf16* weight_NK, int64_t outputs, int64_t inputs) {
+  const int64_t stride = inputs / 2, words = HALF * stride, halves = outputs / HALF, threads = pool.num_threads();
+  auto* memory = (int32_t*)scratch.get(threads * words * sizeof(int32_t));
+  pool.run(int(threads), [&](int index) {
+    int32_t* copy = memory + index * words;
+    for (int64_t half = index; half < halves; half += threads) {
+      auto* rows = (int32_t*)weight_NK + half * words;
+      std::memcpy(copy, rows, words * sizeof(int32_t));
+      for (int64_t k = 0; k < stride; k += 16) transpose(copy + k, stride, HALF, rows + k * HALF, HALF);
+    }
+  });
+}
+
 template <typename Out>
 void linear_in_panels(Pool& pool, Scratch& scratch, const Linear<bf16>& layer, const bf16* x_RK, int64_t rows,
                       Out* out_RN) {
   const Stored<Out> finish{layer.bias_N, out_RN, layer.outputs};
-  in_panels(pool, scratch, layer, {OUTPUTS, HALF}, x_RK, rows, finish);
+  in_panels(pool, scratch, layer, x_RK, rows, finish);
 }
 
 void gated_in_panels(Pool& pool, Scratch& scratch, const Linear<bf16>& gate_up, Activation kind, const bf16* x_RK,
                      int64_t rows, bf16* out_RI) {
   const int64_t inner = gate_up.outputs / 2;
-  auto run = [&](auto finish) { in_panels(pool, scratch, gate_up, {HALF, inner}, x_RK, rows, finish); };
+  auto run = [&](auto finish) { in_panels(pool, scratch, gate_up, x_RK, rows, finish); };
   if (kind == SILU) run(Gated<true>{gate_up.bias_N, out_RI, inner, kind});
   else run(Gated<false>{gate_up.bias_N, out_RI, inner, kind});
 }
@@ -180,6 +217,7 @@ void gated_in_panels(Pool& pool, Scratch& scratch, const Linear<bf16>& gate_up, 
 #else
 
 bool panels_fit(const Linear<bf16>&) { return false; }
+void pack_weight(Pool&, Scratch&, bf16*, int64_t, int64_t) { std::abort(); }
 template <typename Out>
 void linear_in_panels(Pool&, Scratch&, const Linear<bf16>&, const bf16*, int64_t, Out*) { std::abort(); }
 void gated_in_panels(Pool&, Scratch&, const Linear<bf16>&, Activation, const bf16*, int64_t, bf16*) { std::abort(); }

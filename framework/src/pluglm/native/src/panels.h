@@ -1,6 +1,6 @@
-// Products of many rows: weights are packed as they pass, sixteen outputs side by side, so that a register of them
-// meets one pair of x and no sum has to be added across its lanes. For CPUs that multiply pairs of bfloat16 and have no
-// matrix tiles.
+// Products with sixteen outputs side by side, so that a register of weights meets one pair of x and no sum has to be
+// added across its lanes. Weights are packed that way when they are loaded; those that others read too as they lie are
+// packed as they pass, which pays for many rows. For CPUs that multiply pairs of bfloat16 and have no matrix tiles.
 #pragma once
 #include "linear.h"
 #include "rows.h"
@@ -10,9 +10,14 @@ namespace pluglm {
 // Whether this build has them and no matrix tiles, and the layer the shape: multiples of 32 outputs and inputs.
 bool panels_fit(const Linear<bf16>& layer);
 
+// In place, from row-major: sixteen rows after sixteen, each as [inputs / 2][16] pairs. For layers that fit.
+void pack_weight(Pool& pool, Scratch& scratch, bf16* weight_NK, int64_t outputs, int64_t inputs);
+
 constexpr int64_t PANEL_ROWS = 48;  // from so many on, packing costs less than sums across lanes (tried on Zen 4)
 
-inline bool takes_panels(const Linear<bf16>& layer, int64_t rows) { return rows >= PANEL_ROWS && panels_fit(layer); }
+inline bool takes_panels(const Linear<bf16>& layer, int64_t rows) {
+  return layer.is_packed || (rows >= PANEL_ROWS && panels_fit(layer));
+}
 
 // out_RN = x weight' + bias, added up in float32. A row's bits do not depend on the others. Out: float or bf16.
 template <typename Out>
