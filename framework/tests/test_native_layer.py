@@ -78,7 +78,7 @@ def exact_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 def exact_product(layer: Any, x: torch.Tensor) -> torch.Tensor:
     bias = None if layer.bias_N is None else layer.bias_N.double()
-    return functional.linear(x, layer.weight_NK.double(), bias)
+    return functional.linear(x, layer.weight.double(), bias)
 
 
 def exact_heads(parts: LayerParts, x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:

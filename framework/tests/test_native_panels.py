@@ -63,10 +63,10 @@ def test_weights_are_packed_where_they_lie_unless_others_read_them(native_tools:
     weight = tools.placed(given)
     shared = NativeLinear(tools, weight, None, shared=True)
     assert torch.equal(weight, given)
-    assert shared.weight_NK.data_ptr() == weight.data_ptr()
+    assert shared.weight.data_ptr() == weight.data_ptr()
     packed = NativeLinear(tools, weight, None)
     assert not torch.equal(weight, given)
-    assert torch.equal(packed.weight_NK, given)
+    assert torch.equal(packed.weight, given)
     # sixteen outputs after sixteen, and of each of those the pair of inputs that the others have there too
     assert weight.view(6, 32, 16, 2)[4, 31, 7].tolist() == given[4 * 16 + 7, 62:].tolist()
 
@@ -77,7 +77,7 @@ def test_other_shapes_stay_as_they_lie(native_tools: Tools, outputs: int, inputs
     weight = random(outputs, inputs, seed=0).bfloat16()
     layer = NativeLinear(native_tools(LEVEL), weight, None)
     assert not layer.is_packed
-    assert torch.equal(layer.weight_NK, weight)
+    assert torch.equal(layer.weight, weight)
 
 
 @needs_pairs
@@ -150,7 +150,7 @@ def test_gated_products_equal_float64(native_tools: Tools, activation: str, has_
     parts = make_feed_forward(tools, width, inner, activation, has_bias)
     fused = NativeFuser(tools, KernelLog(), deterministic=False).layer(parts)
     assert fused is not None
-    weight = parts.gate_up.weight_NK.double()  # type: ignore[attr-defined]
+    weight = parts.gate_up.weight.double()  # type: ignore[attr-defined]
     bias = random(2 * inner, seed=2).bfloat16().double() if has_bias else 0
     for rows in (1, 5, 12, 48, 61, 250):
         x = random(rows, width, seed=rows).sign().bfloat16()

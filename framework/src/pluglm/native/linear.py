@@ -49,10 +49,10 @@ def dense(x: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.
 class NativeLinear:
     """x @ weight.T + bias. In float32 the bits of a row do not depend on the other rows while native runs them.
 
-    weight_NK: float32 or bfloat16; it is copied into huge pages, unless it is there, and packed where the CPU multiplies
-    in panels (src/panels.h). shared: others read it too, so it stays as it lies. bias_N becomes float32. always_native:
-    for runs in which bits must not depend on the number of rows. why_torch: why torch multiplies many rows, or None;
-    most_rows: how many stay native. torch's product is its plain reference (DenseLinear).
+    weight_NK: float32 or bfloat16; it is copied into huge pages, unless it is there, and packed for products in panels
+    (src/panels.h) where it fits. shared: others read it too, so it stays as it lies. bias_N becomes float32.
+    always_native: for runs in which bits must not depend on the number of rows. why_torch: why torch multiplies many
+    rows, or None; most_rows: how many stay native. torch's product is its plain reference (DenseLinear).
     """
 
     def __init__(
@@ -86,8 +86,8 @@ class NativeLinear:
         return bool(self.struct.is_packed)
 
     @property
-    def weight_NK(self) -> torch.Tensor:
-        """The values as they were given; a copy where they are packed."""
+    def weight(self) -> torch.Tensor:
+        """The values [N, K] as they were given; a copy where they are packed."""
         if not self.is_packed:
             return self._weight
         num_outputs, num_inputs = self.shape
