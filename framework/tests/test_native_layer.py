@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from pluglm.kernel.interfaces.kernels import KernelLog
-from pluglm.kernel.interfaces.model import LayerParts, LayerSpec, Linear
+from pluglm.kernel.interfaces.model import FusedTiedHead, LayerParts, LayerSpec, Linear
 from pluglm.native.fuser import NativeFuser
 from pluglm.native.isa import LEVELS, missing
 from pluglm.native.layers import ACTIVATIONS
@@ -157,10 +157,12 @@ def test_deterministic_bits_depend_on_the_row_alone(native_tools: Tools, level: 
 
 @pytest.mark.parametrize("level", RUNNABLE)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_heads_tied_and_untied(native_tools: Tools, level: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("vocabulary", [300, 320])  # of 320, it has the shape for panels
+def test_heads_tied_and_untied(native_tools: Tools, level: str, dtype: torch.dtype, vocabulary: int) -> None:
     fuser = NativeFuser(native_tools(level), KernelLog(), deterministic=False)
-    embedding, norm = (random(300, WIDTH, seed=1) * WIDTH**-0.5).to(dtype), 1 + 0.1 * random(WIDTH, seed=2)
-    tied, untied = fuser.head(norm, EPS, embedding), fuser.head(norm, EPS, fuser.make_linear("head", embedding, None))
+    embedding, norm = (random(vocabulary, WIDTH, seed=1) * WIDTH**-0.5).to(dtype), 1 + 0.1 * random(WIDTH, seed=2)
+    tied = fuser.head(norm, EPS, fuser.placed(embedding))
+    untied = fuser.head(norm, EPS, fuser.make_linear("head", embedding, None))
     assert tied is not None
     assert untied is not None
     for rows in (1, 5, 300):
@@ -170,6 +172,24 @@ def test_heads_tied_and_untied(native_tools: Tools, level: str, dtype: torch.dty
             logits = head(hidden)
             assert logits.dtype == torch.float32
             torch.testing.assert_close(logits.double(), exact, rtol=0, atol=BOUND[dtype])
+
+
+@pytest.mark.parametrize("level", RUNNABLE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("vocabulary", [300, 320])
+def test_a_tied_head_knows_the_embedding_that_it_took_over(
+    native_tools: Tools, level: str, dtype: torch.dtype, vocabulary: int
+) -> None:
+    fuser = NativeFuser(native_tools(level, 3), KernelLog(), deterministic=False)
+    given = random(vocabulary, WIDTH, seed=1).to(dtype)
+    head: Any = fuser.head(torch.ones(WIDTH), EPS, fuser.placed(given))
+    assert isinstance(head, FusedTiedHead)
+    everyone = torch.arange(vocabulary)
+    for token_ids in (everyone, everyone[:0], everyone[-1:], everyone.flip(0)[::7], torch.tensor([5, 5, 0])):
+        assert torch.equal(head.embed(token_ids), given[token_ids])
+    for wrong in (-1, vocabulary):
+        with pytest.raises(IndexError):
+            head.embed(torch.tensor([3, wrong]))
 
 
 def test_what_cannot_be_fused_is_recorded_with_its_reason(native_tools: Tools) -> None:

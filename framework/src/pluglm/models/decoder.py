@@ -9,12 +9,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch.nn.functional import embedding
 
-from pluglm.kernel.interfaces.model import StackFuser
+from pluglm.kernel.interfaces.model import FusedTiedHead, StackFuser
 from pluglm.models.config_reader import ConfigReader
 from pluglm.models.footprint import planned_weights, step_bytes
 from pluglm.models.layer import DecoderLayer
@@ -53,7 +54,7 @@ class Decoder(ABC):
     ) -> None:
         self.spec = settings.spec
         self._map_rows = context.map_rows
-        self._embedding_VD = loader.embedding()
+        embedding_VD = loader.embedding()
         divisors = loader.tensor(factors) if factors is not None else None
         self._rotaries = [
             make_rotary(rope, divisors if index == 0 else None, context.dtype, context.device)
@@ -65,8 +66,11 @@ class Decoder(ABC):
         self._stack, self._lower_stack = self._fused_stacks()
         norm_D = loader.tensor(FINAL_NORM)
         self._norm = row_norm(norm_D, settings.norm_eps, settings.norm_offset)
-        self._head = loader.head(self._embedding_VD, settings.tied_head)
+        self._head = loader.head(embedding_VD, settings.tied_head)
         self._fused_head = loader.fused_head(self._head, wide_weight(norm_D, settings.norm_offset), settings.norm_eps)
+        self._look_up: Callable[[torch.Tensor], torch.Tensor] = partial(embedding, weight=embedding_VD)
+        if isinstance(self._fused_head, FusedTiedHead):  # it may have packed the embedding where it lies
+            self._look_up = self._fused_head.embed
         self._soft_cap = settings.final_soft_cap
         scale = settings.embedding_scale
         # transformers rounds the scale to the model's dtype before it multiplies.
@@ -173,7 +177,7 @@ class Decoder(ABC):
         return first
 
     def embed(self, token_ids_T: torch.Tensor) -> torch.Tensor:
-        x_TD = embedding(token_ids_T, self._embedding_VD)
+        x_TD = self._look_up(token_ids_T)
         return x_TD if self._embedding_scale is None else x_TD * self._embedding_scale
 
     def _embed(

@@ -9,7 +9,7 @@ import torch
 
 from pluglm.kernel.interfaces.kernels import KernelChoice
 from pluglm.native.arena import piece_bytes
-from pluglm.native.layers import NativeHead, NativeLayer, refusal
+from pluglm.native.layers import NativeHead, NativeLayer, NativeTiedHead, refusal
 from pluglm.native.linear import NativeLinear
 from pluglm.native.stack import NativeStack
 from pluglm.native.stack import refusal as stack_refusal
@@ -66,9 +66,11 @@ class NativeFuser:
         return NativeStack(self._tools, native, ropes)
 
     def head(self, norm_D: torch.Tensor, eps: float, head: Linear | torch.Tensor) -> FusedHead | None:
-        """A tied head comes as the embedding [V, D], which is used in place."""
+        """A tied head comes as the embedding [V, D], which it takes over."""
         if isinstance(head, torch.Tensor):
-            head = NativeLinear(self._tools, head, None, always_native=self._always, shared=True)
+            self._log.add(KernelChoice("head", self._name))
+            linear = NativeLinear(self._tools, head, None, always_native=self._always)
+            return NativeTiedHead(self._tools, norm_D, eps, linear)
         if not isinstance(head, NativeLinear):
             self._log.add(KernelChoice("head", "torch", ((self._name, f"its product is {type(head).__name__}"),)))
             return None

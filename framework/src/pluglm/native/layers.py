@@ -192,3 +192,10 @@ class NativeHead:
         if hidden_RD.shape[0] > self._head.most_rows:
             return self._head(normed_RD).float()
         return self._head.native(normed_RD, torch.float32)
+
+
+class NativeTiedHead(NativeHead):
+    """One over the embedding, which it took over."""
+
+    def embed(self, token_ids_T: torch.Tensor) -> torch.Tensor:
+        return self._head.rows(token_ids_T)

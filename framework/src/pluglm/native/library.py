@@ -16,6 +16,12 @@ def _require_memory(status: int) -> None:
         raise MemoryError("the native kernels found no memory for their intermediate results")
 
 
+def _require_rows(status: int) -> None:
+    if status == 2:
+        raise IndexError("a row is asked for that the weight does not have")
+    _require_memory(status)
+
+
 # name -> (result, arguments), as src/api.cpp and src/memory.cpp declare them
 FUNCTIONS: Mapping[str, tuple[type | Callable[[int], None] | None, tuple[type, ...]]] = {
     "pluglm_open": (_POINTER, (_INT32, _INT32)),
@@ -37,6 +43,7 @@ FUNCTIONS: Mapping[str, tuple[type | Callable[[int], None] | None, tuple[type, .
     "pluglm_gated": (_require_memory, (_POINTER, _INT32, _INT32, _POINTER, _INT64, _INT64, _POINTER)),
     "pluglm_panels_fit": (_INT32, (_POINTER,)),
     "pluglm_pack_weight": (_require_memory, (_POINTER, _POINTER, _INT64, _INT64)),
+    "pluglm_packed_rows": (_require_rows, (_POINTER, _POINTER, _POINTER, _INT64, _POINTER)),
     "pluglm_pre_attention": (
         _require_memory,
         (_POINTER, _INT32, _POINTER, _POINTER, _POINTER, _POINTER, _INT64, _POINTER),

@@ -93,6 +93,16 @@ class NativeLinear:
         num_outputs, num_inputs = self.shape
         return self._weight.view(num_outputs // 16, num_inputs // 2, 16, 2).transpose(1, 2).reshape(self.shape)
 
+    def rows(self, numbers_T: torch.Tensor) -> torch.Tensor:
+        """Weight rows by their numbers [T], int64, as they were given: [T, K]. IndexError for one that is not there."""
+        if not self.is_packed:
+            return functional.embedding(numbers_T, self._weight)
+        numbers_T = dense(numbers_T, torch.int64, (numbers_T.shape[0],))
+        out_TK = torch.empty((numbers_T.shape[0], self.shape[1]), dtype=self.dtype)
+        tools, given = self._tools, (numbers_T.data_ptr(), numbers_T.shape[0], out_TK.data_ptr())
+        tools.library.pluglm_packed_rows(tools.handle, self.address, *given)
+        return out_TK
+
     def _why_torch(self) -> str | None:
         """Why torch multiplies many rows, or None."""
         tools, dtype = self._tools, self.dtype

@@ -139,13 +139,26 @@ class FusedHead(Protocol):
     def __call__(self, hidden_RD: torch.Tensor) -> torch.Tensor: ...
 
 
+@runtime_checkable
+class FusedTiedHead(Protocol):
+    """Optional ability of a FusedHead that was made of an embedding: it took that over, maybe to pack it in place, so
+    only it knows its rows.
+    """
+
+    def __call__(self, hidden_RD: torch.Tensor) -> torch.Tensor: ...
+
+    def embed(self, token_ids_T: torch.Tensor) -> torch.Tensor:
+        """Rows of the embedding, [T, D]. IndexError for an id that it does not have."""
+        ...
+
+
 class Fuser(Protocol):
     """A backend's offer to compute whole layers of a family; None where it cannot, and then the family's own runs."""
 
     def layer(self, parts: LayerParts) -> FusedLayer | None: ...
 
     def head(self, norm_D: torch.Tensor, eps: float, head: Linear | torch.Tensor) -> FusedHead | None:
-        """head: the layer, or of a tied model the embedding [V, D]."""
+        """head: the layer, or of a tied model the embedding [V, D], which a FusedTiedHead takes over."""
         ...
 
     def placed(self, tensor: torch.Tensor) -> torch.Tensor:

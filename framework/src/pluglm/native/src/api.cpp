@@ -97,6 +97,16 @@ int32_t pluglm_gated(Tools* tools, int32_t type, int32_t activation, const void*
 // Whether a Linear<bf16> can be multiplied in panels.
 int32_t pluglm_panels_fit(const void* layer) { return panels_fit(*(const Linear<bf16>*)layer); }
 
+// 2 when a number is none of the weight's rows; then nothing is written.
+int32_t pluglm_packed_rows(Tools* tools, const void* layer, const int64_t* numbers_T, int64_t count, void* out_TK) {
+  const auto& packed = *(const Linear<bf16>*)layer;
+  for (int64_t i = 0; i < count; i++)
+    if (numbers_T[i] < 0 || numbers_T[i] >= packed.outputs) return 2;
+  return in_turn(tools, [&] {
+    packed_rows(tools->pool, packed.weight_NK, packed.inputs, numbers_T, count, (bf16*)out_TK);
+  });
+}
+
 int32_t pluglm_pack_weight(Tools* tools, void* weight_NK, int64_t outputs, int64_t inputs) {
   return in_turn(tools, [&] { pack_weight(tools->pool, tools->tiles, (bf16*)weight_NK, outputs, inputs); });
 }

@@ -13,6 +13,9 @@ bool panels_fit(const Linear<bf16>& layer);
 // In place, from row-major: sixteen rows after sixteen, each as [inputs / 2][16] pairs. For layers that fit.
 void pack_weight(Pool& pool, Scratch& scratch, bf16* weight_NK, int64_t outputs, int64_t inputs);
 
+// Rows of a packed weight as they were given: out_TK from those of numbers_T, which are its own.
+void packed_rows(Pool& pool, const bf16* weight, int64_t inputs, const int64_t* numbers_T, int64_t count, bf16* out_TK);
+
 constexpr int64_t PANEL_ROWS = 48;  // from so many on, packing costs less than sums across lanes (tried on Zen 4)
 
 inline bool takes_panels(const Linear<bf16>& layer, int64_t rows) {
