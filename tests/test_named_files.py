@@ -23,6 +23,7 @@ from pluglm.kernel.interfaces.drafter import Proposal
 
 class Config(ComponentConfig):
     is_broken: bool = False
+    models: object = ()
 
 class Reader:
     interface_version = 2
@@ -35,7 +36,11 @@ class Reader:
 
     @classmethod
     def check_files(cls, config):
-        raise KeyError("x") if config.is_broken else ConfigError("drafter 'reader': there is no table.bin; make one")
+        if config.is_broken: raise KeyError("x")
+        if not config.models: raise ConfigError("drafter 'reader': there is no table.bin; make one")
+
+    @classmethod
+    def named_models(cls, config): return config.models
 
     def propose(self, requests): return [Proposal([]) for _ in requests]
     def observe(self, sequence_id, num_accepted, token_ids): pass
@@ -74,8 +79,28 @@ def test_a_head_that_cannot_serve_is_refused_before_the_model_is_opened(
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("use", ["draft_model", "universal"])
+def test_a_draft_model_that_is_nowhere_is_refused_before_anything_is_built(tmp_path: Path, use: str) -> None:
+    config = fake_config(tmp_path / "no_model_here", drafter={"use": use, "model": "nothere"})
+    for start in (lambda: check_files(resolve(config)), lambda: Engine.from_config(config)):
+        with pytest.raises(PluginError) as caught:
+            start()
+        assert str(caught.value).startswith(
+            f"config: drafter '{use}': model 'nothere' is no path, no registered name ("
+        )
+        assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
-    "drafter", [{"use": "eagle_head", "model": "eagle"}, {"use": "mtp_head", "model": "mtp"}, "ngram"]
+    "drafter",
+    [
+        {"use": "eagle_head", "model": "eagle"},
+        {"use": "mtp_head", "model": "mtp"},
+        {"use": "draft_model", "model": "smollm2-135m-instruct"},
+        {"use": "universal", "model": "eagle"},  # a folder: what is in it shows when it is opened
+        {"use": "draft_model", "model": "org/name"},
+        "ngram",
+    ],
 )
 def test_what_may_serve_passes(heads: Path, monkeypatch: pytest.MonkeyPatch, drafter: Any) -> None:
     monkeypatch.chdir(heads)
@@ -93,6 +118,13 @@ def test_any_component_may_look_at_its_files(tmp_path: Path, is_broken: bool, sa
     use = f"{write_plugin(tmp_path, PLUGIN)}:Reader"
     run = resolve(fake_config(tmp_path, tmp_path, drafter={"use": use, "is_broken": is_broken}))
     with pytest.raises(PluginError, match=says):
+        check_files(run)
+
+
+def test_a_component_that_does_not_name_models_right_is_named(tmp_path: Path) -> None:
+    use = f"{write_plugin(tmp_path, PLUGIN)}:Reader"
+    run = resolve(fake_config(tmp_path, tmp_path, drafter={"use": use, "models": 7}))
+    with pytest.raises(PluginError, match=r"named_models\(\) raised TypeError: 'int' object is not iterable$"):
         check_files(run)
 
 

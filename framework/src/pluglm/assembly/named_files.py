@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from pluglm.assembly.resolving import ResolvedRun
@@ -22,17 +23,39 @@ class FileChecker(Protocol):
         ...
 
 
+@runtime_checkable
+class ModelNamer(Protocol):
+    """Optional ability of a component that runs models of its own: says which its config names."""
+
+    @classmethod
+    def named_models(cls, config: Any) -> Sequence[str]:
+        """As `model.path` names one: a path, a registered name or a hub id. Called as `check_files` is."""
+        ...
+
+
 def check_files(run: ResolvedRun) -> None:
-    """Raises PluginError for the first component whose files cannot serve."""
-    for part in run.parts.values():
-        if not isinstance(part.cls, FileChecker):
-            continue
+    """Raises PluginError for the first component whose files cannot serve, or one of whose models is nowhere."""
+    for slot, part in run.parts.items():
+        asked = ""
         try:
-            part.cls.check_files(part.config)
+            if isinstance(part.cls, FileChecker):
+                asked = "check_files"
+                part.cls.check_files(part.config)
+            if isinstance(part.cls, ModelNamer):
+                asked = "named_models"
+                for name in part.cls.named_models(part.config):
+                    _require_model(f"{slot} '{part.entry.name}'", name)
         except PluglmError as error:
             raise PluginError(f"{run.config.source}: {error}") from error
         except Exception as error:  # the plugin's own code
-            raise PluginError(f"{part.entry}: check_files() raised {describe(error)}") from error
+            raise PluginError(f"{part.entry}: {asked}() raised {describe(error)}") from error
+
+
+def _require_model(component: str, name: str) -> None:
+    try:
+        require_known_model(name)
+    except CheckpointError as error:
+        raise CheckpointError(f"{component}: {error}") from error
 
 
 def check_model_name(run: ResolvedRun) -> None:

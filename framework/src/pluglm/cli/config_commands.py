@@ -46,8 +46,8 @@ def show(ctx: typer.Context, config: ConfigFile, sets: Sets = None, plan: AsPlan
 @guarded
 def check(ctx: typer.Context, config: ConfigFile, sets: Sets = None, expect: Expect = None) -> int:
     """Check CONFIG: keys and values, that every named component is installed, sound and fits the others, and that
-    they honour the config's own sampling parameters; that the model's path or name exists, and that a draft head is
-    there and of the drafter's kind.
+    they honour the config's own sampling parameters; that the model's path or name exists, a drafter's own model
+    too, and that a draft head is there and of the drafter's kind.
 
     Nothing is built and neither the model nor the hub is asked, so what depends on the model (such as how many layers
     may draft), on this machine's devices, or on several keys at once (such as the dtype of a deterministic run) shows

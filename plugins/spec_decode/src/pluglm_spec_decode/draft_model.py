@@ -47,6 +47,10 @@ class DraftModelDrafter(DrawingDrafter):
     interface_version = 2
     Config = DraftModelConfig
 
+    @classmethod
+    def named_models(cls, config: DraftModelConfig) -> tuple[str, ...]:
+        return (config.model,)
+
     def __init__(self, config: DraftModelConfig, context: BuildContext) -> None:
         """Raises PluginError when the two models' token ids do not mean the same."""
         super().__init__(config)

@@ -41,6 +41,10 @@ class UniversalDrafter(AdaptiveDrafter):
     interface_version = 2
     Config = UniversalConfig
 
+    @classmethod
+    def named_models(cls, config: UniversalConfig) -> tuple[str, ...]:
+        return (config.model,)
+
     def __init__(self, config: UniversalConfig, context: BuildContext) -> None:
         super().__init__(config)
         runner, tokenizer = context.build_runner(config.model)
