@@ -2,6 +2,7 @@
 // return int32_t give 0, or 1 when there is no memory for it.
 #include <exception>
 
+#include "head.h"
 #include "layer.h"
 #include "panels.h"
 
@@ -65,6 +66,11 @@ int32_t pluglm_allow_tiles() { return allow_tiles(); }
 int32_t pluglm_linear(Tools* tools, int32_t type, const void* layer, const void* x_RK, int64_t rows, int32_t out_type,
                       void* out_RN) {
   PLUGLM_BY_TYPE(type, linear_to(*tools, *(const Linear<T>*)layer, (const T*)x_RK, rows, out_type, out_RN))
+}
+
+int32_t pluglm_head(Tools* tools, int32_t type, const void* layer, const float* norm_D, float eps, const void* x_RD,
+                    int64_t rows, float* logits_RV) {
+  PLUGLM_BY_TYPE(type, head(*tools, *(const Linear<T>*)layer, norm_D, eps, (const T*)x_RD, rows, logits_RV))
 }
 
 int32_t pluglm_norm(Tools* tools, int32_t type, const void* x_TD, const float* weight_D, float eps, int64_t rows,
