@@ -40,7 +40,7 @@ class LogitsModel(Protocol):
     """Optional ability of a Model: all the way to the logits in one go, which leaves the caches to it in between."""
 
     def forward_logits(self, inputs: ModelInput, attend: AttentionCall) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """hidden_TD and logits_TV of all rows, as `forward` and `logits` give them. None, with nothing done: call these."""
+        """hidden_TD and logits_TV of all rows, as `forward` and `logits` give them; None: call those two."""
         ...
 
 
