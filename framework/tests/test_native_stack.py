@@ -295,8 +295,7 @@ def test_a_call_within_a_call_has_room_of_its_own(native_tools: Tools) -> None:
     """As when the engine gave up on a call, which still runs when the next one comes."""
     tools = native_tools(RUNNABLE[-1])
     fuser, layers = make_layers(tools, torch.float32)
-    stack = fuser.stack(layers, ROPES)
-    assert stack is not None
+    stack: Any = fuser.stack(layers, ROPES)
     x = random(1, WIDTH, seed=5)
     angles = [random(1, 1, HEAD_DIM, seed=20 + i) for i in range(4)]
     (outer, _), (inner, _), (plain, _) = (make_step(tools, torch.float32, 1) for _ in range(3))
