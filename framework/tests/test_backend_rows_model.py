@@ -86,3 +86,29 @@ def test_whoever_reads_hidden_states_gets_those_of_all_rows() -> None:
     assert logits_RV.tolist() == [[2, 2]]
     assert hidden_TD[:, 0].tolist() == [0, 1, 2, 3, 4]
     assert model.calls == ["forward"]
+
+
+class LogitsModel(RowsModel):
+    """can: whether it finds the way from the ids to the logits this time."""
+
+    can = True
+
+    def forward_logits(self, inputs: ModelInput, attend: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
+        if not self.can:
+            return None
+        self.calls.append("forward_logits")
+        attend(LAYER, None, None, None)
+        hidden_TD = inputs.positions_T[:, None].float()
+        return hidden_TD, self.logits(hidden_TD)
+
+
+@pytest.mark.parametrize("rows", [[], [4], [0, 1, 2, 3], [4, 3, 2, 1, 0], [0, 1, 2, 3, 3], [0, 1, 2, 3, 4]])
+@pytest.mark.parametrize("can", [True, False])
+def test_the_way_to_all_logits_is_for_steps_that_ask_for_all_of_them_in_order(rows: list[int], can: bool) -> None:
+    model, attention, store = LogitsModel(), Attention(), Store()
+    model.can = can
+    logits_RV, hidden_TD = execute_open_batch(model, make_inputs(rows), attention, store)  # type: ignore[arg-type]
+    assert logits_RV.tolist() == [[row, row] for row in rows]
+    assert hidden_TD[:, 0].tolist() == [0, 1, 2, 3, 4]
+    assert model.calls == ["forward_logits" if can and rows == [0, 1, 2, 3, 4] else "forward"]
+    assert attention.num_runs == 1

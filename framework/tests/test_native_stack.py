@@ -1,4 +1,4 @@
-"""All layers in one native call: the bits of the layers one by one, and when it leaves the work to them."""
+"""All layers in one native call, and from ids to logits: the bits of the parts, and when it leaves it to them."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ Tools = Callable[..., NativeTools]
 RUNNABLE = [level.name for level in LEVELS if missing(level) is None]
 NUM_LAYERS, HEADS, KV_HEADS, HEAD_DIM, WIDTH, INNER, BLOCK, CONTEXT = 3, 6, 2, 64, 96, 160, 16, 20
 ROPES = (0, 1, 0)
+VOCABULARIES, POSITIONS = (50, 64), 9  # the second has the shape for panels
 
 
 def random(*shape: int, seed: int) -> torch.Tensor:
@@ -98,7 +99,7 @@ def make_step(tools: NativeTools, dtype: torch.dtype, rows: int, offers: bool = 
             sequence_id=i,
             query_start=i,
             num_query=1,
-            num_context=CONTEXT - i,
+            num_context=CONTEXT - i % CONTEXT,
             block_table=tuple(range(i * blocks, (i + 1) * blocks)),
         )
         for i in range(rows)
@@ -215,3 +216,131 @@ def test_calls_for_another_number_of_layers_are_refused(native_tools: Tools) -> 
 
     with pytest.raises(ValueError, match="offers 1 calls for 3 layers"):
         stack(random(1, WIDTH, seed=5), [random(1, 1, HEAD_DIM, seed=i) for i in range(4)], Short())
+
+
+def make_whole(tools: NativeTools, dtype: torch.dtype, vocabulary: int, tied: bool = True) -> tuple[Any, ...]:
+    """Stack, head and step over an embedding, whose rows it returns too with the tables of two rotary embeddings."""
+    fuser, layers = make_layers(tools, dtype)
+    rows_VD = random(vocabulary, WIDTH, seed=40).to(dtype)
+    embedding_VD, norm_D = fuser.placed(rows_VD), 1.0 + 0.1 * random(WIDTH, seed=41)
+    product = embedding_VD if tied else fuser.make_linear("head", random(70, WIDTH, seed=46).to(dtype), None)
+    stack, head = fuser.stack(layers, ROPES), fuser.head(norm_D, 1e-5, product)
+    assert stack is not None
+    assert head is not None
+    tables = [random(POSITIONS, 1, HEAD_DIM, seed=42 + i).to(dtype) for i in range(4)]
+    return stack, head, fuser.step(None if tied else embedding_VD, stack, head), rows_VD, tables
+
+
+@pytest.mark.parametrize("level", RUNNABLE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rows", [1, 3, 8, 70])
+@pytest.mark.parametrize(("vocabulary", "tied"), [(VOCABULARIES[0], True), (VOCABULARIES[1], True), (50, False)])
+def test_a_step_gives_the_bits_of_its_parts_call_after_call(
+    native_tools: Tools, level: str, dtype: torch.dtype, rows: int, vocabulary: int, tied: bool
+) -> None:
+    """The room of a call is used again by the next one, and what the first one returned stays what it was."""
+    tools = native_tools(level)
+    stack, head, step, embedding_VD, tables = make_whole(tools, dtype, vocabulary, tied)
+    got, wanted = [], []
+    for seed in (0, 1, 2):
+        generator = torch.Generator().manual_seed(seed)
+        ids_T, positions_T = (torch.randint(most, (rows,), generator=generator) for most in (vocabulary, POSITIONS))
+        (attend, stored), (plain, expected) = (make_step(tools, dtype, rows) for _ in range(2))
+        both = step(ids_T, positions_T, tables, attend)
+        assert (both is None) == (rows > min(stack.most_rows, head.most_rows))
+        if both is None:
+            return
+        got.append(both)
+        hidden_TD = stack(embedding_VD[ids_T], [table[positions_T] for table in tables], plain)
+        wanted.append((hidden_TD, head(hidden_TD)))
+        for ours, theirs in zip(stored.tensors, expected.tensors, strict=True):
+            assert all(map(torch.equal, ours, theirs))
+    for ours, theirs in zip(got, wanted, strict=True):
+        assert ours[1].dtype == torch.float32
+        assert all(map(torch.equal, ours, theirs))
+
+
+def test_a_step_leaves_to_its_parts_what_it_cannot_do_and_refuses_rows_that_no_table_has(native_tools: Tools) -> None:
+    tools = native_tools(RUNNABLE[-1])
+    most_id = VOCABULARIES[0] - 1
+    stack, head, step, _, tables = make_whole(tools, torch.float32, most_id + 1)
+    ids_T, positions_T = torch.tensor([4, most_id]), torch.tensor([0, POSITIONS - 1])
+    attend, _ = make_step(tools, torch.float32, 2)
+    assert step(ids_T, positions_T, tables, attend) is not None
+    assert step(ids_T, positions_T, tables, make_step(tools, torch.float32, 2, offers=False)[0]) is None
+    most = min(stack.most_rows, head.most_rows) + 1
+    many_T = torch.zeros(most, dtype=torch.int64)
+    assert step(many_T, many_T, tables, make_step(tools, torch.float32, 1)[0]) is None
+    for ids, positions in (([4, most_id + 1], [0, 1]), ([-1, 4], [0, 1]), ([4, 4], [0, POSITIONS]), ([4, 4], [-1, 0])):
+        with pytest.raises(IndexError, match="a token id or a position is not among the rows of its table"):
+            step(torch.tensor(ids), torch.tensor(positions), tables, attend)
+    for wrong in (ids_T.int(), ids_T[:1], ids_T[:, None]):
+        with pytest.raises(ValueError, match=r"takes \[2\] of torch.int64"):
+            step(ids_T, wrong, tables, attend)
+    with pytest.raises(ValueError, match=r"takes \[9, 1, 64\] of torch.float32"):
+        step(ids_T, positions_T, [tables[0].double(), *tables[1:]], attend)
+
+
+def test_a_step_is_made_of_parts_that_fit(native_tools: Tools) -> None:
+    fuser, layers = make_layers(native_tools(RUNNABLE[-1]), torch.float32)
+    stack, embedding_VD = fuser.stack(layers, ROPES), random(50, WIDTH, seed=40)
+    assert stack is not None
+    tied = fuser.head(torch.ones(WIDTH), 1e-5, embedding_VD)
+    head = fuser.head(torch.ones(WIDTH), 1e-5, fuser.make_linear("head", embedding_VD, None))
+    foreign: Any = object()
+    assert tied is not None
+    assert head is not None
+    assert fuser.step(None, stack, tied) is not None
+    assert fuser.step(embedding_VD, stack, head) is not None
+    assert fuser.step(None, stack, head) is None
+    assert fuser.step(embedding_VD.bfloat16(), stack, head) is None
+    assert fuser.step(embedding_VD[:, 1:], stack, head) is None
+    assert fuser.step(embedding_VD, foreign, head) is None
+    assert fuser.step(embedding_VD, stack, foreign) is None
+
+
+def test_a_call_within_a_call_has_room_of_its_own(native_tools: Tools) -> None:
+    """As when the engine gave up on a call, which still runs when the next one comes."""
+    tools = native_tools(RUNNABLE[-1])
+    fuser, layers = make_layers(tools, torch.float32)
+    stack: Any = fuser.stack(layers, ROPES)
+    x = random(1, WIDTH, seed=5)
+    angles = [random(1, 1, HEAD_DIM, seed=20 + i) for i in range(4)]
+    (outer, _), (inner, _), (plain, _) = (make_step(tools, torch.float32, 1) for _ in range(3))
+    expected = one_by_one(layers, x, angles, plain)
+    assert torch.equal(stack(x, angles, make_step(tools, torch.float32, 1)[0]), expected)  # leaves its room
+    seen = []
+
+    class Nested:
+        def __call__(self, *parts: Any) -> Any: ...
+
+        def native_calls(self, layers: Any, heads: HeadRows) -> Any:
+            seen.append(stack(x, angles, Within()))
+            return outer.native_calls(layers, heads)
+
+    class Within(Nested):
+        def native_calls(self, layers: Any, heads: HeadRows) -> Any:
+            return inner.native_calls(layers, heads)
+
+    assert torch.equal(stack(x, angles, Nested()), expected)
+    assert torch.equal(seen[0], expected)
+
+
+def test_plans_know_tables_again_and_lists_that_may_have_changed_not(native_tools: Tools) -> None:
+    attention = NativeAttention(native_tools(RUNNABLE[-1]))
+
+    def planned(*tables: Any) -> tuple[list[int], list[int], int]:
+        segments = [
+            Segment(sequence_id=i, query_start=i, num_query=1, num_context=7, block_table=one)
+            for i, one in enumerate(tables)
+        ]
+        plan = attention.plan(segments, 8)
+        return list(plan.segments), list(plan.block_tables), plan.num_slots
+
+    first, second, changing = (3, 5), tuple(range(70)), [9]
+    for _ in range(2):
+        assert planned(first, second) == ([0, 1, 7, 0, 1, 1, 7, 2], [3, 5, *range(70)], 70 * 8)
+    assert planned(second, changing, first) == ([0, 1, 7, 0, 1, 1, 7, 70, 2, 1, 7, 71], [*range(70), 9, 3, 5], 70 * 8)
+    changing[0] = 100
+    assert planned(changing, first) == ([0, 1, 7, 0, 1, 1, 7, 1], [100, 3, 5], 101 * 8)
+    assert planned() == ([], [], 0)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -152,3 +153,67 @@ def test_a_family_with_a_forward_of_its_own_needs_its_own_rows() -> None:
     """Else steps would compute the inherited rows, and say nothing."""
     with pytest.raises(TypeError, match="Other overrides forward; override forward_rows"):
         type("Other", (LlamaModel,), {"forward": lambda self, inputs, attend: None})
+
+
+class StepFuser:
+    """Computes nothing by itself. step: embedding, stack and head that a step was asked of."""
+
+    asked: tuple[Any, ...] | None = None
+
+    def layer(self, parts: Any) -> Any:
+        return SimpleNamespace()
+
+    def stack(self, layers: Any, ropes: Any) -> Any:
+        return SimpleNamespace()
+
+    def head(self, norm_D: torch.Tensor, eps: float, head: Any) -> Any:
+        return SimpleNamespace()
+
+    def step(self, embedding_VD: torch.Tensor, stack: Any, head: Any) -> Any:
+        self.asked = embedding_VD, stack, head
+        return lambda *given: given
+
+    def placed(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype)
+
+    def placed_bytes(self, num_bytes: int) -> int:
+        return num_bytes
+
+
+def test_a_step_in_one_go_gets_the_ids_and_the_tables_that_reach_its_longest_sequence(kit: Any) -> None:
+    fuser: Any = StepFuser()
+    model = kit.build("llama", tie_word_embeddings=True).load(fuser=fuser)
+    assert fuser.asked == (model._embedding_VD, model._stack, model._fused_head)
+    inputs = kit.Session(model).inputs([(1, kit.prompt(1), 140), (2, kit.prompt(1), 3)])
+    ids_T, positions_T, (cos_P1H, sin_P1H), _ = model.forward_logits(inputs, None)
+    assert ids_T is inputs.token_ids_T
+    assert positions_T is inputs.positions_T
+    assert len(cos_P1H) == len(sin_P1H) >= 141
+    wanted_T = torch.tensor([140, 3])
+    assert torch.equal(cos_P1H[wanted_T], model._embedded(inputs)[1][0])
+    assert torch.equal(sin_P1H[wanted_T], model._embedded(inputs)[1][1])
+
+
+class OwnLogits(LlamaModel):
+    def logits(self, hidden_RD: torch.Tensor) -> torch.Tensor:
+        return 2 * super().logits(hidden_RD)
+
+
+def test_what_lies_between_the_parts_of_a_step_leaves_it_to_them(kit: Any) -> None:
+    """A scaled embedding, a soft cap, angles by length, and a family with functions of its own."""
+    dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 500.0}
+    llama = kit.build("llama")
+    pairs = [kit.build("gemma3_text"), kit.build("llama", rope_parameters=dynamic), replace(llama, family=OwnLogits)]
+    for pair in pairs:
+        fuser: Any = StepFuser()
+        model = pair.load(fuser=fuser)
+        assert fuser.asked is None
+        assert model.forward_logits(kit.Session(model).inputs([(1, kit.prompt(1), 0)]), None) is None
+    capped: Any = StepFuser()
+    model = llama.load(fuser=capped)
+    assert capped.asked is not None
+    model._soft_cap = 3.0
+    assert model._fused_step() is None

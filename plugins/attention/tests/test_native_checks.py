@@ -129,3 +129,28 @@ def test_rows_and_storage_of_another_shape_or_dtype_are_refused(kernel: NativeKe
     with pytest.raises(ValueError, match="the store has 40"):
         run(kernel, kv=store(num_blocks=5))
     assert run(kernel).shape == (3, HEADS, HEAD_DIM)  # one that was refused leaves nothing behind
+
+
+def test_what_is_known_of_heads_that_come_again_refuses_what_does_not_fit_them(kernel: NativeKernel) -> None:
+    q, k, v = rows()
+    heads, kv = HeadRows(q, k, v, torch.empty_like(q)), store()
+
+    def calls(segments: Any = SEGMENTS, slots: Any = SLOTS, given: Any = heads, into: Any = kv) -> Any:
+        slots_T = torch.tensor(slots, dtype=torch.int64)
+        plan = kernel.plan(AttentionBatch(segments=segments, slots_T=slots_T, block_size=BLOCK))
+        return kernel.native_calls(LAYERS, given, plan, into), plan
+
+    (_, plan), (second, other) = calls(), calls()
+    assert plan.table.addresses != other.table.addresses
+    fresh = NativeKernel(make_context(tools=native_tools())).native_calls(LAYERS, heads, other, kv)
+    assert fresh is not None
+    assert second.calls == fresh.calls
+    smaller = store(num_blocks=5)
+    for wrong in (
+        {"slots": (41, 0, 48)}, {"slots": (41, 0, 1, 2)}, {"segments": changed(query_start=3)},
+        {"segments": changed(block_table=(3, 6))}, {"into": smaller}, {"into": store(dtype=torch.bfloat16)},
+        {"given": HeadRows(q, k[:2], v, q)},
+    ):  # fmt: skip
+        assert calls()[0] is not None
+        with pytest.raises(ValueError, match=r"the native attention takes|the store has"):
+            calls(**wrong)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import torch
 
@@ -35,13 +35,22 @@ class RowsModel(Protocol):
         ...
 
 
+@runtime_checkable
+class LogitsModel(Protocol):
+    """Optional ability of a Model: all the way to the logits in one go, which leaves the caches to it in between."""
+
+    def forward_logits(self, inputs: ModelInput, attend: AttentionCall) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """hidden_TD and logits_TV of all rows, as `forward` and `logits` give them; None: call those two."""
+        ...
+
+
 @torch.inference_mode()
 def execute_batch(
     model: Model, inputs: ModelInput, attention: Attention, kv: KVStore, pick_rows: RowPicker = picked_rows
 ) -> torch.Tensor:
     """logits_RV float32 of a batch, on the device of the inputs."""
-    if len(inputs.logit_rows_R) == len(inputs.token_ids_T) or not isinstance(model, RowsModel):
-        return execute_open_batch(model, inputs, attention, kv, pick_rows)[0]
+    if inputs.logit_rows_R.shape[0] == inputs.token_ids_T.shape[0] or not isinstance(model, RowsModel):
+        return _open_batch(model, inputs, attention, kv, pick_rows)[0]
     return _logits(model, model.forward_rows(inputs, _begin_step(inputs, attention, kv), pick_rows))
 
 
@@ -53,8 +62,28 @@ def execute_open_batch(
 
     Returns logits_RV float32 and hidden_TD of all rows, on the device of the inputs.
     """
-    hidden_TD = model.forward(inputs, _begin_step(inputs, attention, kv))
-    return _logits(model, pick_rows(hidden_TD, inputs.logit_rows_R)), hidden_TD
+    return _open_batch(model, inputs, attention, kv, pick_rows)
+
+
+def _open_batch(
+    model: Model, inputs: ModelInput, attention: Attention, kv: KVStore, pick_rows: RowPicker
+) -> tuple[torch.Tensor, torch.Tensor]:
+    attend, is_whole = _begin_step(inputs, attention, kv), _asks_for_all(inputs)
+    if is_whole and _computes_logits(model) and (both := model.forward_logits(inputs, attend)) is not None:
+        return both[1], both[0]
+    hidden_TD = model.forward(inputs, attend)
+    return _logits(model, hidden_TD if is_whole else pick_rows(hidden_TD, inputs.logit_rows_R)), hidden_TD
+
+
+def _computes_logits(model: Model) -> TypeGuard[LogitsModel]:
+    """Asked of the class first, of which Python keeps the answer."""
+    return issubclass(type(model), LogitsModel) or isinstance(model, LogitsModel)
+
+
+def _asks_for_all(inputs: ModelInput) -> bool:
+    """Every row has logits, in order, as when all sequences decode. Only known of rows on the host."""
+    rows_R, num_rows = inputs.logit_rows_R, inputs.token_ids_T.shape[0]
+    return rows_R.is_cpu and 0 < num_rows == rows_R.shape[0] and rows_R.tolist() == list(range(num_rows))
 
 
 def _begin_step(inputs: ModelInput, attention: Attention, kv: KVStore) -> StepAttention:
@@ -64,9 +93,14 @@ def _begin_step(inputs: ModelInput, attention: Attention, kv: KVStore) -> StepAt
 
 
 def _logits(model: Model, hidden_RD: torch.Tensor) -> torch.Tensor:
-    if len(hidden_RD):
+    if hidden_RD.shape[0]:
         return model.logits(hidden_RD)
     return torch.empty((0, model.spec.vocab_size), dtype=torch.float32, device=hidden_RD.device)
+
+
+def _offers_calls(attention: Attention) -> TypeGuard[NativeCallAttention]:
+    """What `isinstance` asks of an object whose class does not tell, in a tenth of the time."""
+    return getattr(attention, "native_calls", None) is not None
 
 
 class StepAttention:
@@ -82,7 +116,7 @@ class StepAttention:
     def native_calls(self, layers: Sequence[LayerSpec], heads: HeadRows) -> NativeCalls | None:
         """One call for each layer, all of one function; None where the attention has none to offer."""
         attention = self._attention
-        if not isinstance(attention, NativeCallAttention):
+        if not _offers_calls(attention):
             return None
         if not self._plan_of:
             return attention.native_calls(layers, heads, self._plans[0], self._kv)
@@ -102,6 +136,8 @@ def _batch(part: ModelInput | GroupInput, block_size: int) -> AttentionBatch:
 
 def inputs_on(inputs: ModelInput, device: str) -> ModelInput:
     """The same batch with its index tensors on `device`; the host waits for no copy."""
+    if device == "cpu" and inputs.token_ids_T.is_cpu:  # as the runner makes them
+        return inputs
     return ModelInput(
         token_ids_T=sent(inputs.token_ids_T, device),
         positions_T=sent(inputs.positions_T, device),

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
 
-@contextmanager
-def thread_count(num_threads: int | None) -> Iterator[None]:
+def thread_count(num_threads: int | None) -> AbstractContextManager[None]:
     """torch runs with num_threads inside, and with what it had before afterwards. None changes nothing.
 
     torch keeps one count per process. Restoring it lets engines with different counts take turns in one process;
     engines that step at the same moment in several threads should ask for the same count.
     """
     before = torch.get_num_threads()
-    if num_threads is None or num_threads == before:
-        yield
-        return
+    return nullcontext() if num_threads is None or num_threads == before else _changed(num_threads, before)
+
+
+@contextmanager
+def _changed(num_threads: int, before: int) -> Iterator[None]:
     torch.set_num_threads(num_threads)
     try:
         yield

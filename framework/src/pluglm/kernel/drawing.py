@@ -114,7 +114,7 @@ class Drawer:
         and no NaN is lost in a sum, which takes one pass.
         """
         if logits_RV.device.type == "cpu":
-            host_RV = logits_RV.detach().numpy()[:, : self._vocab_size]
+            host_RV = (logits_RV.detach() if logits_RV.requires_grad else logits_RV).numpy()[:, : self._vocab_size]
             if abs(np.einsum("rv->", host_RV)) < -NEG_INF:  # false for NaN
                 return {}, True
             lowest_R, best_R = host_RV.min(-1), host_RV.max(-1)

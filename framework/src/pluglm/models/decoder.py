@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import torch
 from torch.nn.functional import embedding
 
-from pluglm.kernel.interfaces.model import FusedTiedHead, StackFuser
+from pluglm.kernel.interfaces.model import FusedTiedHead, StackFuser, StepFuser
 from pluglm.models.config_reader import ConfigReader
 from pluglm.models.footprint import planned_weights, step_bytes
 from pluglm.models.layer import DecoderLayer
 from pluglm.models.loading import TensorLoader
 from pluglm.models.norms import row_norm, wide_weight
-from pluglm.models.rope import DynamicRotary, make_rotary, rotary_lengths
+from pluglm.models.rope import DynamicRotary, TableRotary, make_rotary, rotary_lengths
 from pluglm.models.settings import DecoderSettings
 from pluglm.models.tensor_plan import FINAL_NORM, NameLayout, TensorPlan, factors_tensor, make_plan
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pluglm.kernel.core import ModelInput
     from pluglm.kernel.interfaces.checkpoint import Checkpoint
     from pluglm.kernel.interfaces.footprint import PlannedWeight
-    from pluglm.kernel.interfaces.model import AttentionCall, FusedStack, ModelContext, ModelSpec
+    from pluglm.kernel.interfaces.model import AttentionCall, FusedStack, FusedStep, ModelContext, ModelSpec
 
 # T: rows of the batch, R: rows with logits, D: hidden size, V: vocabulary, N: query heads, K: kv heads, H: head dim
 
@@ -69,12 +69,14 @@ class Decoder(ABC):
         self._head = loader.head(embedding_VD, settings.tied_head)
         self._fused_head = loader.fused_head(self._head, wide_weight(norm_D, settings.norm_offset), settings.norm_eps)
         self._look_up: Callable[[torch.Tensor], torch.Tensor] = partial(embedding, weight=embedding_VD)
+        self._embedding_VD: torch.Tensor | None = embedding_VD
         if isinstance(self._fused_head, FusedTiedHead):  # it may have packed the embedding where it lies
-            self._look_up = self._fused_head.embed
+            self._look_up, self._embedding_VD = self._fused_head.embed, None
         self._soft_cap = settings.final_soft_cap
         scale = settings.embedding_scale
         # transformers rounds the scale to the model's dtype before it multiplies.
         self._embedding_scale = None if scale is None else torch.tensor(scale).to(context.dtype).item()
+        self._step = self._fused_step()
 
     @classmethod
     @abstractmethod
@@ -117,6 +119,27 @@ class Decoder(ABC):
         whole = self._fuser.stack(known, ropes)
         return whole, None if whole is None or len(known) == 1 else self._fuser.stack(known[:-1], ropes[:-1])
 
+    def _fused_step(self) -> FusedStep | None:
+        """The backend's own way from token ids to logits, where nothing but its parts comes in between."""
+        tables = [one for one in self._rotaries if isinstance(one, TableRotary)]
+        own = all(getattr(type(self), name) is getattr(Decoder, name) for name in ("forward", "embed", "logits"))
+        between = self._soft_cap is not None or self._embedding_scale is not None
+        if not own or between or len(tables) < len(self._rotaries) or not isinstance(self._fuser, StepFuser):
+            return None
+        stack, head = self._stack, self._fused_head
+        return None if stack is None or head is None else self._fuser.step(self._embedding_VD, stack, head)
+
+    def forward_logits(self, inputs: ModelInput, attend: AttentionCall) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """`forward`, and `logits` of all its rows, in one go; None, with nothing done, where the two have to be called.
+
+        hidden_TD and logits_TV.
+        """
+        if self._step is None:
+            return None
+        self._prepare(inputs)
+        tables = [table for one in self._rotaries if isinstance(one, TableRotary) for table in one.tables]
+        return self._step(inputs.token_ids_T, inputs.positions_T, tables, attend)
+
     def forward(self, inputs: ModelInput, attend: AttentionCall) -> torch.Tensor:
         x_TD, angles = self._embedded(inputs)
         if self._stack is not None and (hidden_TD := self._stack(x_TD, angles, attend)) is not None:
@@ -138,12 +161,15 @@ class Decoder(ABC):
 
     def _embedded(self, inputs: ModelInput) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """x_TD, and the cosine and sine of each rotary embedding in turn."""
-        longest = max((segment.num_keys for segment in inputs.segments), default=0)
-        for rotary in self._rotaries:
-            rotary.prepare(longest)
+        self._prepare(inputs)
         lengths_T = rotary_lengths(inputs) if self._is_dynamic else inputs.positions_T
         x_TD, *angles = self._map_rows(self._embed, inputs.token_ids_T, inputs.positions_T, lengths_T)
         return x_TD, angles
+
+    def _prepare(self, inputs: ModelInput) -> None:
+        longest = max((segment.num_keys for segment in inputs.segments), default=0)
+        for rotary in self._rotaries:
+            rotary.prepare(longest)
 
     def _last_attended(
         self, x_TD: torch.Tensor, angles: list[torch.Tensor], attend: AttentionCall
@@ -174,6 +200,7 @@ class Decoder(ABC):
         first.spec = replace(self.spec, layers=self.spec.layers[:num_layers])
         first._layers = self._layers[:num_layers]
         first._stack, first._lower_stack = first._fused_stacks()
+        first._step = first._fused_step()
         return first
 
     def embed(self, token_ids_T: torch.Tensor) -> torch.Tensor:

@@ -55,6 +55,11 @@ class TableRotary:
     def rows(self, positions_T: torch.Tensor, lengths_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self._cos_P1H[positions_T], self._sin_P1H[positions_T]
 
+    @property
+    def tables(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos_P1H and sin_P1H of all positions that were prepared."""
+        return self._cos_P1H, self._sin_P1H
+
     def _block(self, start: int) -> tuple[torch.Tensor, torch.Tensor]:
         positions = torch.arange(start, start + _BLOCK, dtype=torch.float32)
         angles_PF = positions[:, None] * self._frequencies_F

@@ -9,7 +9,6 @@ import ctypes
 import struct
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -25,16 +24,17 @@ if TYPE_CHECKING:
 
 _MOST_HEAD_DIM = 1024  # beyond it a span of keys fits no cache, and the scratch memory of a thread reaches 10 MB
 
-# struct Attention of src/attention.h: nine pointers, nine int64, five int32, two floats. Packing them at once costs a
-# quarter of what filling in a ctypes.Structure does.
-_CALL = struct.Struct("@9Q9q5i2f")
+# struct Attention of src/attention.h, in pieces by what they change with: the rows of the queries and of the result;
+# keys and values of the layer; new keys, segments, counts and strides of the step; strides and numbers of the layer.
+# What is of the layer is packed once, what is of the step once for all layers.
+_ROWS, _PLACE, _STEP, _NUMBERS = (struct.Struct(one) for one in ("@2Q", "@2Q", "@5Q5q", "@4q5i2f"))
 
 
+_OUT_OF_RANGE = "a segment's rows and tokens, and its blocks, are numbers of 31 bits from 0"
 _FEW = 64  # numbers of which Python finds the largest before torch has begun to look
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentTable:
+class SegmentTable(NamedTuple):
     """The segments of a step as the kernels read them, int32: four numbers of each, and all block tables in a row.
 
     num_rows: what the segments reach of the batch; num_slots: what their blocks reach of the store.
@@ -52,6 +52,14 @@ class SegmentTable:
         return len(self.segments) // 4
 
 
+class _Blocks(NamedTuple):
+    """A block table, its int32 numbers, and one more than the largest of them."""
+
+    table: Sequence[int]
+    packed: bytes
+    reached: int
+
+
 class NewKeys(NamedTuple):
     """Rows to store: k_TKH and v_TKH, whose tokens may be any distance apart, at slots_T (int64)."""
 
@@ -60,13 +68,20 @@ class NewKeys(NamedTuple):
     slots_T: torch.Tensor
 
 
+class StoredLayer(NamedTuple):
+    """A layer's pieces of a call, which stay what they are as long as its keys and values lie where they do."""
+
+    place: bytes
+    numbers: bytes
+
+
 def slots_reached(slots_T: torch.Tensor) -> int:
     """How many slots a store must have to take rows at slots_T. ValueError unless they are int64, dense and from 0."""
     if slots_T.dtype != torch.int64:
         raise ValueError(f"the native attention takes slots as dense int64, not {slots_T.dtype}")
     if not slots_T.is_contiguous():
         raise ValueError(f"the native attention takes slots as dense int64, not of stride {slots_T.stride()}")
-    return _reached(slots_T.tolist() if len(slots_T) <= _FEW else slots_T)
+    return _reached(slots_T.tolist() if slots_T.shape[0] <= _FEW else slots_T)
 
 
 def _reached(places: Sequence[int] | torch.Tensor) -> int:
@@ -80,6 +95,20 @@ def _reached(places: Sequence[int] | torch.Tensor) -> int:
     return high + 1
 
 
+def _pack_blocks(table: Sequence[int]) -> _Blocks:
+    """ValueError for a number that is no block."""
+    packed = _numbers("i", table)
+    reached = _reached(table if len(table) <= _FEW else torch.frombuffer(packed, dtype=torch.int32))
+    return _Blocks(table, packed.tobytes(), reached)
+
+
+def _numbers(kind: str, numbers: Sequence[int]) -> array[int]:
+    try:
+        return array(kind, numbers)
+    except OverflowError:
+        raise ValueError(_OUT_OF_RANGE) from None
+
+
 class NativeAttention:
     """Causal attention in float32 or bfloat16, the softmax and all sums in float32.
 
@@ -91,6 +120,8 @@ class NativeAttention:
     def __init__(self, tools: NativeTools) -> None:
         self._tools = tools
         self._attend = tools.library.pluglm_attention
+        self._blocks: dict[int, _Blocks] = {}  # of the last plan, by the table's identity; most of them come again
+        self.function: int = ctypes.cast(self._attend, ctypes.c_void_p).value or 0  # its address, as NativeCalls has it
 
     def can_run(self, dtype: torch.dtype, head_dim: int) -> str | None:
         """None, or why not. dtype: of the queries and of the store."""
@@ -104,26 +135,29 @@ class NativeAttention:
         ValueError for a table that is shorter than its keys, and for negative numbers: the kernels check nothing.
         """
         numbers: list[int] = []
-        blocks: list[int] = []
-        num_rows = 0
+        packed: list[bytes] = []
+        known, seen = self._blocks, dict[int, _Blocks]()
+        num_rows = num_blocks = num_reached = 0
         for one in segments:
             start, num_query, num_context, table = one.query_start, one.num_query, one.num_context, one.block_table
             if len(table) * block_size < num_context + num_query:
                 raise ValueError(f"{len(table)} blocks of {block_size} hold no {num_context + num_query} keys")
-            numbers += (start, num_query, num_context, len(blocks))
-            blocks += table
+            blocks = known.get(id(table)) or _pack_blocks(table)
+            if isinstance(table, tuple):  # what may change is not known by its identity
+                seen[id(table)] = blocks
+            numbers += (start, num_query, num_context, num_blocks)
+            packed.append(blocks.packed)
+            num_blocks += len(table)
+            if blocks.reached > num_reached:
+                num_reached = blocks.reached
             if start + num_query > num_rows:
                 num_rows = start + num_query
-        out_of_range = ValueError("a segment's rows and tokens, and its blocks, are numbers of 31 bits from 0")
-        try:
-            rows, tables = array("I", numbers), array("i", blocks)  # unsigned, since that refuses negative ones
-        except OverflowError:
-            raise out_of_range from None
+        self._blocks, tables = seen, array("i", b"".join(packed))
+        rows = _numbers("I", numbers)  # unsigned, since that refuses negative ones
         if max(numbers, default=0) >= 2**31:  # the kernels read them as signed
-            raise out_of_range
-        num_blocks = _reached(blocks if len(blocks) <= _FEW else torch.frombuffer(tables, dtype=torch.int32))
+            raise ValueError(_OUT_OF_RANGE)
         addresses = rows.buffer_info()[0], tables.buffer_info()[0]
-        return SegmentTable(rows, tables, block_size, addresses, num_rows, num_blocks * block_size)
+        return SegmentTable(rows, tables, block_size, addresses, num_rows, num_reached * block_size)
 
     def attend(
         self,
@@ -143,11 +177,6 @@ class NativeAttention:
         self._attend(self._tools.handle, DTYPES[q_TNH.dtype], call)
         return out_TNH
 
-    @property
-    def function(self) -> int:
-        """The address of what takes a packed call, as NativeCalls has it."""
-        return ctypes.cast(self._attend, ctypes.c_void_p).value or 0
-
     def pack(
         self,
         layer: LayerSpec,
@@ -159,26 +188,14 @@ class NativeAttention:
         new: NewKeys | None,
     ) -> bytes:
         """`attend` with these tensors as the C function takes it. Good while they and the table live."""
-        pointers, num_tokens, k_stride, v_stride = (0, 0, 0), 0, 0, 0
-        if new is not None:
-            k_TKH, v_TKH, slots_T = new
-            pointers = k_TKH.data_ptr(), v_TKH.data_ptr(), slots_T.data_ptr()
-            num_tokens, k_stride, v_stride = len(slots_T), k_TKH.stride(0), v_TKH.stride(0)
-        return _CALL.pack(
-            q_TNH.data_ptr(),
-            out_TNH.data_ptr(),
-            keys.data_ptr(),
-            values.data_ptr(),
-            *pointers,
-            *table.addresses,
-            table.num_segments,
-            num_tokens,
-            q_TNH.stride(0),
-            k_stride,
-            v_stride,
+        return self.calls([self.stored(layer, keys, values, table.block_size)], q_TNH, out_TNH, table, new)[0]
+
+    def stored(self, layer: LayerSpec, keys: torch.Tensor, values: torch.Tensor, block_size: int) -> StoredLayer:
+        """What `calls` takes of a layer. Good while its keys and values live."""
+        numbers = _NUMBERS.pack(
             *keys.stride()[:2],
             *values.stride()[:2],
-            table.block_size,
+            block_size,
             layer.num_heads,
             layer.num_kv_heads,
             layer.head_dim,
@@ -186,3 +203,23 @@ class NativeAttention:
             layer.scale,
             layer.soft_cap or 0.0,
         )
+        return StoredLayer(_PLACE.pack(keys.data_ptr(), values.data_ptr()), numbers)
+
+    def calls(
+        self,
+        layers: Sequence[StoredLayer],
+        q_TNH: torch.Tensor,
+        out_TNH: torch.Tensor,
+        table: SegmentTable,
+        new: NewKeys | None,
+    ) -> list[bytes]:
+        """`pack` for each of the layers, whose rows are the same."""
+        pointers, num_tokens, k_stride, v_stride = (0, 0, 0), 0, 0, 0
+        if new is not None:
+            k_TKH, v_TKH, slots_T = new
+            pointers = k_TKH.data_ptr(), v_TKH.data_ptr(), slots_T.data_ptr()
+            num_tokens, k_stride, v_stride = slots_T.shape[0], k_TKH.stride(0), v_TKH.stride(0)
+        strides = q_TNH.stride(0), k_stride, v_stride
+        rows = _ROWS.pack(q_TNH.data_ptr(), out_TNH.data_ptr())
+        step = _STEP.pack(*pointers, *table.addresses, table.num_segments, num_tokens, *strides)
+        return [b"".join((rows, place, step, numbers)) for place, numbers in layers]

@@ -13,10 +13,11 @@ from pluglm.native.layers import NativeHead, NativeLayer, NativeTiedHead, refusa
 from pluglm.native.linear import NativeLinear
 from pluglm.native.stack import NativeStack
 from pluglm.native.stack import refusal as stack_refusal
+from pluglm.native.step import NativeStep, Table
 
 if TYPE_CHECKING:
     from pluglm.kernel.interfaces.kernels import KernelLog
-    from pluglm.kernel.interfaces.model import FusedHead, FusedLayer, FusedStack, LayerParts, Linear
+    from pluglm.kernel.interfaces.model import FusedHead, FusedLayer, FusedStack, FusedStep, LayerParts, Linear
     from pluglm.native.tools import NativeTools
 
 # D: hidden size, V: vocabulary, N: output features, K: input features
@@ -64,6 +65,18 @@ class NativeFuser:
             return None
         self._log.add(KernelChoice("all layers", f"{self._name}, under native attention"))
         return NativeStack(self._tools, native, ropes)
+
+    def step(self, embedding_VD: torch.Tensor | None, stack: FusedStack, head: FusedHead) -> FusedStep | None:
+        if not isinstance(stack, NativeStack) or not isinstance(head, NativeHead):
+            return None
+        if isinstance(head, NativeTiedHead):
+            table = Table(head.embedding.memory, head.embedding.is_packed)
+        elif embedding_VD is not None:
+            table = Table(embedding_VD.contiguous())
+        else:
+            return None
+        fits = table.memory.dtype == stack.dtype == head.dtype and table.memory.shape[1:] == (stack.width,)
+        return NativeStep(table, stack, head) if fits else None
 
     def head(self, norm_D: torch.Tensor, eps: float, head: Linear | torch.Tensor) -> FusedHead | None:
         """A tied head comes as the embedding [V, D], which it takes over."""

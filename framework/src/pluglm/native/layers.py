@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -178,6 +178,18 @@ def norm_rows(tools: NativeTools, x_TD: torch.Tensor, weight_D: torch.Tensor | N
     return out_TD
 
 
+class Logits(NamedTuple):
+    """A head and where its logits go: addresses of product, norm weights and logits, and epsilon."""
+
+    product: int
+    norm_D: int
+    logits_RV: int
+    eps: float
+
+
+NO_LOGITS = Logits(0, 0, 0, 0.0)
+
+
 class NativeHead:
     """Final norm and head: hidden_RD -> logits_RV float32, before a soft cap."""
 
@@ -185,17 +197,36 @@ class NativeHead:
         if norm_D.shape != head.shape[1:]:
             raise ValueError(f"a head {list(head.shape)} takes no norm {list(norm_D.shape)}")
         self._tools, self._norm_D, self._eps, self._head = tools, norm_D.float().contiguous(), eps, head
+        self.dtype, self.most_rows = head.dtype, head.most_rows
+        self._num_outputs, self._width = head.shape
 
     def __call__(self, hidden_RD: torch.Tensor) -> torch.Tensor:
-        hidden_RD = dense(hidden_RD, self._head.dtype, (hidden_RD.shape[0], *self._norm_D.shape))
-        normed_RD = norm_rows(self._tools, hidden_RD, self._norm_D, self._eps)
-        if hidden_RD.shape[0] > self._head.most_rows:
-            return self._head(normed_RD).float()
-        return self._head.native(normed_RD, torch.float32)
+        tools, num_rows = self._tools, hidden_RD.shape[0]
+        hidden_RD = dense(hidden_RD, self.dtype, (num_rows, self._width))
+        if num_rows > self.most_rows:
+            return self._head(norm_rows(tools, hidden_RD, self._norm_D, self._eps)).float()
+        logits_RV = self.empty(num_rows)
+        product, norm, to, eps = self.logits(logits_RV)
+        rows = hidden_RD.data_ptr(), num_rows
+        tools.library.pluglm_head(tools.handle, DTYPES[self.dtype], product, norm, eps, *rows, to)
+        return logits_RV
+
+    def empty(self, num_rows: int) -> torch.Tensor:
+        """Room for logits_RV."""
+        return torch.empty((num_rows, self._num_outputs), dtype=torch.float32)
+
+    def logits(self, logits_RV: torch.Tensor) -> Logits:
+        """For whoever computes them into there."""
+        return Logits(self._head.address, self._norm_D.data_ptr(), logits_RV.data_ptr(), self._eps)
 
 
 class NativeTiedHead(NativeHead):
     """One over the embedding, which it took over."""
+
+    @property
+    def embedding(self) -> NativeLinear:
+        """As weights [V, D]."""
+        return self._head
 
     def embed(self, token_ids_T: torch.Tensor) -> torch.Tensor:
         return self._head.rows(token_ids_T)

@@ -9,6 +9,7 @@ from pathlib import Path
 from pluglm.native.build import NativeBuildError
 
 _POINTER, _INT32, _INT64, _FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
+_NO_ROW = 2  # what src/stack.cpp returns
 
 
 def _require_memory(status: int) -> None:
@@ -17,8 +18,8 @@ def _require_memory(status: int) -> None:
 
 
 def _require_rows(status: int) -> None:
-    if status == 2:
-        raise IndexError("a row is asked for that the weight does not have")
+    if status == _NO_ROW:
+        raise IndexError("a token id or a position is not among the rows of its table")
     _require_memory(status)
 
 
@@ -32,6 +33,7 @@ FUNCTIONS: Mapping[str, tuple[type | Callable[[int], None] | None, tuple[type, .
     "pluglm_read": (ctypes.c_uint64, (_POINTER, _POINTER, ctypes.c_size_t, _INT32)),
     "pluglm_linear": (_require_memory, (_POINTER, _INT32, _POINTER, _POINTER, _INT64, _INT32, _POINTER)),
     "pluglm_norm": (_require_memory, (_POINTER, _INT32, _POINTER, _POINTER, _FLOAT, _INT64, _INT64, _POINTER)),
+    "pluglm_head": (_require_memory, (_POINTER, _INT32, _POINTER, _POINTER, _FLOAT, _POINTER, _INT64, _POINTER)),
     "pluglm_add_and_norm": (
         _require_memory,
         (_POINTER, _INT32, *(_POINTER,) * 4, _FLOAT, _INT64, _INT64, _POINTER, _POINTER),
@@ -49,7 +51,7 @@ FUNCTIONS: Mapping[str, tuple[type | Callable[[int], None] | None, tuple[type, .
         (_POINTER, _INT32, _POINTER, _POINTER, _POINTER, _POINTER, _INT64, _POINTER),
     ),
     "pluglm_post_attention": (_require_memory, (_POINTER, _INT32, _POINTER, _POINTER, _POINTER, _INT64, _POINTER)),
-    "pluglm_stack": (_require_memory, (_POINTER, _INT32, _POINTER)),
+    "pluglm_stack": (_require_rows, (_POINTER, _INT32, _POINTER)),
     "pluglm_attention": (_require_memory, (_POINTER, _INT32, _POINTER)),
 }
 

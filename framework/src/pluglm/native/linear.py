@@ -67,16 +67,16 @@ class NativeLinear:
         if bias_N is not None and bias_N.shape != weight_NK.shape[:1]:
             raise ValueError(f"a weight {list(weight_NK.shape)} takes no bias {list(bias_N.shape)}")
         self._tools, self._type = tools, DTYPES[weight_NK.dtype]
-        self._weight = tools.placed(weight_NK)  # [N, K], or those values packed
-        self.shape, self.dtype, self.bias_N = self._weight.shape, self._weight.dtype, bias_N
+        self.memory = tools.placed(weight_NK)  # [N, K], or those values packed
+        self.shape, self.dtype, self.bias_N = self.memory.shape, self.memory.dtype, bias_N
         self._wide_bias_N = None if bias_N is None else bias_N.float().contiguous()
         self.num_bytes = weight_NK.nbytes + (0 if bias_N is None else bias_N.nbytes)
         bias = 0 if self._wide_bias_N is None else self._wide_bias_N.data_ptr()
-        self.struct = LinearStruct(self._weight.data_ptr(), bias, *self.shape)
+        self.struct = LinearStruct(self.memory.data_ptr(), bias, *self.shape)
         self.address = ctypes.addressof(self.struct)
         self.fits_panels = self.dtype == torch.bfloat16 and bool(tools.library.pluglm_panels_fit(self.address))
         if self.fits_panels and not shared:
-            tools.library.pluglm_pack_weight(tools.handle, self._weight.data_ptr(), *self.shape)
+            tools.library.pluglm_pack_weight(tools.handle, self.memory.data_ptr(), *self.shape)
             self.struct.is_packed = 1
         self.why_torch = None if always_native else self._why_torch()
         self.most_rows = ANY_ROWS if self.why_torch is None else most_native_rows(tools, weight_NK.dtype)
@@ -89,14 +89,14 @@ class NativeLinear:
     def weight(self) -> torch.Tensor:
         """The values [N, K] as they were given; a copy where they are packed."""
         if not self.is_packed:
-            return self._weight
+            return self.memory
         num_outputs, num_inputs = self.shape
-        return self._weight.view(num_outputs // 16, num_inputs // 2, 16, 2).transpose(1, 2).reshape(self.shape)
+        return self.memory.view(num_outputs // 16, num_inputs // 2, 16, 2).transpose(1, 2).reshape(self.shape)
 
     def rows(self, numbers_T: torch.Tensor) -> torch.Tensor:
         """Weight rows by their numbers [T], int64, as they were given: [T, K]. IndexError for one that is not there."""
         if not self.is_packed:
-            return functional.embedding(numbers_T, self._weight)
+            return functional.embedding(numbers_T, self.memory)
         numbers_T = dense(numbers_T, torch.int64, (numbers_T.shape[0],))
         out_TK = torch.empty((numbers_T.shape[0], self.shape[1]), dtype=self.dtype)
         tools, given = self._tools, (numbers_T.data_ptr(), numbers_T.shape[0], out_TK.data_ptr())
@@ -115,7 +115,7 @@ class NativeLinear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [rows, K] -> [rows, N], in x's dtype."""
         if x.shape[0] > self.most_rows:
-            return functional.linear(x, self._weight, self.bias_N)
+            return functional.linear(x, self.memory, self.bias_N)
         return self.native(x, x.dtype)
 
     def native(self, x_RK: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:

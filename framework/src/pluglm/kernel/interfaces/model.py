@@ -152,6 +152,24 @@ class FusedTiedHead(Protocol):
         ...
 
 
+class FusedStep(Protocol):
+    """Embedding, all layers and head in one call: what FusedStack and FusedHead give of embedded token ids."""
+
+    def __call__(
+        self,
+        token_ids_T: torch.Tensor,
+        positions_T: torch.Tensor,
+        angles_P1H: Sequence[torch.Tensor],
+        attend: AttentionCall,
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """hidden_TD and logits_TV float32; None, with nothing done, where the parts have to run one by one.
+
+        angles_P1H: tables of the cosine and the sine of each rotary embedding in turn, by position. IndexError for an
+        id or a position that has no row.
+        """
+        ...
+
+
 class Fuser(Protocol):
     """A backend's offer to compute whole layers of a family; None where it cannot, and then the family's own runs."""
 
@@ -180,6 +198,15 @@ class StackFuser(Protocol):
 
     def stack(self, layers: Sequence[FusedLayer], ropes: Sequence[int]) -> FusedStack | None:
         """layers: all of a model, of this fuser; ropes: which rotary embedding each uses. None: they run one by one."""
+        ...
+
+
+@runtime_checkable
+class StepFuser(Protocol):
+    """Optional ability of a StackFuser."""
+
+    def step(self, embedding_VD: torch.Tensor | None, stack: FusedStack, head: FusedHead) -> FusedStep | None:
+        """stack, head: of this fuser. embedding_VD: None where the head took it over. None: they run one by one."""
         ...
 
 

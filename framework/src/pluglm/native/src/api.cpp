@@ -2,6 +2,7 @@
 // return int32_t give 0, or 1 when there is no memory for it.
 #include <exception>
 
+#include "head.h"
 #include "layer.h"
 #include "panels.h"
 
@@ -67,6 +68,11 @@ int32_t pluglm_linear(Tools* tools, int32_t type, const void* layer, const void*
   PLUGLM_BY_TYPE(type, linear_to(*tools, *(const Linear<T>*)layer, (const T*)x_RK, rows, out_type, out_RN))
 }
 
+int32_t pluglm_head(Tools* tools, int32_t type, const void* layer, const float* norm_D, float eps, const void* x_RD,
+                    int64_t rows, float* logits_RV) {
+  PLUGLM_BY_TYPE(type, head(*tools, *(const Linear<T>*)layer, norm_D, eps, (const T*)x_RD, rows, logits_RV))
+}
+
 int32_t pluglm_norm(Tools* tools, int32_t type, const void* x_TD, const float* weight_D, float eps, int64_t rows,
                     int64_t width, void* out_TD) {
   PLUGLM_BY_TYPE(type, each_row(tools->pool, rows, width, [&](int64_t row) {
@@ -103,7 +109,9 @@ int32_t pluglm_packed_rows(Tools* tools, const void* layer, const int64_t* numbe
   for (int64_t i = 0; i < count; i++)
     if (numbers_T[i] < 0 || numbers_T[i] >= packed.outputs) return 2;
   return in_turn(tools, [&] {
-    packed_rows(tools->pool, packed.weight_NK, packed.inputs, numbers_T, count, (bf16*)out_TK);
+    each_row(tools->pool, count, packed.inputs, [&](int64_t i) {
+      packed_row(packed.weight_NK, packed.inputs, numbers_T[i], (bf16*)out_TK + i * packed.inputs);
+    });
   });
 }
 

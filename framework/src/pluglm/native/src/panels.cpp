@@ -199,16 +199,6 @@ void pack_weight(Pool& pool, Scratch& scratch, bf16* weight_NK, int64_t outputs,
   });
 }
 
-void packed_rows(Pool& pool, const bf16* weight, int64_t inputs, const int64_t* numbers_T, int64_t count, bf16* out_TK) {
-  const int64_t stride = inputs / 2;
-  each_row(pool, count, inputs, [&](int64_t i) {
-    const int64_t number = numbers_T[i];
-    const int32_t* from = (const int32_t*)weight + number / HALF * HALF * stride + number % HALF;
-    int32_t* to = (int32_t*)out_TK + i * stride;
-    for (int64_t k = 0; k < stride; k++) to[k] = from[k * HALF];
-  });
-}
-
 template <typename Out>
 void linear_in_panels(Pool& pool, Scratch& scratch, const Linear<bf16>& layer, const bf16* x_RK, int64_t rows,
                       Out* out_RN) {
@@ -228,7 +218,6 @@ void gated_in_panels(Pool& pool, Scratch& scratch, const Linear<bf16>& gate_up, 
 
 bool panels_fit(const Linear<bf16>&) { return false; }
 void pack_weight(Pool&, Scratch&, bf16*, int64_t, int64_t) { std::abort(); }
-void packed_rows(Pool&, const bf16*, int64_t, const int64_t*, int64_t, bf16*) { std::abort(); }
 template <typename Out>
 void linear_in_panels(Pool&, Scratch&, const Linear<bf16>&, const bf16*, int64_t, Out*) { std::abort(); }
 void gated_in_panels(Pool&, Scratch&, const Linear<bf16>&, Activation, const bf16*, int64_t, bf16*) { std::abort(); }

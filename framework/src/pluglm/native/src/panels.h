@@ -13,8 +13,13 @@ bool panels_fit(const Linear<bf16>& layer);
 // In place, from row-major: sixteen rows after sixteen, each as [inputs / 2][16] pairs. For layers that fit.
 void pack_weight(Pool& pool, Scratch& scratch, bf16* weight_NK, int64_t outputs, int64_t inputs);
 
-// Rows of a packed weight as they were given: out_TK from those of numbers_T, which are its own.
-void packed_rows(Pool& pool, const bf16* weight, int64_t inputs, const int64_t* numbers_T, int64_t count, bf16* out_TK);
+// A row of a packed weight as it was given.
+inline void packed_row(const void* weight, int64_t inputs, int64_t number, void* out_K) {
+  constexpr int64_t GROUP = 16;
+  const int64_t stride = inputs / 2;
+  const auto* from = (const int32_t*)weight + number / GROUP * GROUP * stride + number % GROUP;
+  for (int64_t k = 0; k < stride; k++) ((int32_t*)out_K)[k] = from[k * GROUP];
+}
 
 constexpr int64_t PANEL_ROWS = 48;  // from so many on, packing costs less than sums across lanes (tried on Zen 4)
 
