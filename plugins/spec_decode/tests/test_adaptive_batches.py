@@ -127,7 +127,7 @@ def test_never_much_slower_than_plain_decoding(curve, chances, weights):
 @pytest.mark.parametrize("curve", [LINEAR, DEAR_FIRST, FLAT])
 @pytest.mark.parametrize("chance", [0.6, 0.8, 0.95])
 def test_near_the_best_fixed_length(curve, chance):
-    """Where all drafts are alike, what is lost against it is for learning: clocks are off by more than a draft costs."""
+    """Where all drafts are alike, what is lost is for learning: clocks are off by more than a draft costs."""
     assert Run(curve, (chance,), (1,)).speed(900) >= 0.92 * best_fixed(curve, chance)
 
 
