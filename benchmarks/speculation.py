@@ -5,11 +5,13 @@
 
 The default model in bfloat16, greedy, on prompts of four kinds: those that adaptive lengths were tuned on
 (speculation_tasks.py), or others (speculation_held_out.py). One process has an engine for each drafter, and all of
-them answer a prompt before the next one comes; a batch of 8 has the prompts of one kind in turn. A figure is of the
-steps after the last first token, so no prompt is in it. Tokens per step count one step of one sequence, the token
-behind the drafts included; speed is tokens per second over that of plain decoding in the same round, and the median of
-the rounds. Prints both beside what is aimed at, and writes a JSON record. How often the first draft of a step was
-kept, the second, and so on, is of whole texts, so of a few steps more.
+them answer a prompt before the next one comes. A batch of 8 has the prompts of one kind in turn, two for each seat, and
+the next one comes when a text ends. A figure is of the steps in which every seat goes on with a text: none computes a
+prompt, and none is empty, as seats are at the end, where texts of speculation end one by one and those of plain
+decoding together. Tokens per step count one step of one sequence, the token behind the drafts included; speed is tokens
+per second over that of plain decoding in the same round, and the median of the rounds. Prints both beside what is aimed
+at, and writes a JSON record. How often the first draft of a step was kept, the second, and so on, is of whole texts, so
+of more steps.
 
 `suffix` keeps no past outputs here, since each prompt comes again in every round. `draft_model` and `universal` draft
 with the weights of the target, for want of a smaller model: they show what is kept of good drafts, what encoding anew
@@ -62,10 +64,11 @@ DRAFTERS: dict[str, dict[str, Any] | None] = {
 PROMPTS = {"tuned-on": KINDS, "held-out": HELD_OUT}
 LEAST_TOKENS, LEAST_SPEED, LEAST_ELSEWHERE = 1.8, 1.3, 0.97
 KV_MEMORY = 256 << 20
+PROMPTS_PER_SEAT = 2  # in batches
 
 
 class Decoded(NamedTuple):
-    """Steps behind the last first token. sequence_steps: of each sequence, those that gave it tokens.
+    """Steps in which every seat went on with a text. sequence_steps: of each sequence, those that gave it tokens.
 
     speculation: what became of the drafts of whole texts.
     """
@@ -91,6 +94,7 @@ class Contender:
     def __init__(self, drafter: dict[str, Any] | None, batch: int, threads: int) -> None:
         limits = {"max_num_seqs": batch, "kv_memory": KV_MEMORY, "num_threads": threads}
         model = {"path": MODEL, "dtype": "bfloat16"}
+        self._batch = batch
         self._engine = Engine.from_config({"model": model, "drafter": drafter, "kv": "paged", "engine": limits})
         self._num_calls = 0
 
@@ -99,23 +103,24 @@ class Contender:
         self._num_calls += 1
         core = self._engine.core
         params = SamplingParams(temperature=0.0, max_tokens=new_tokens)
-        waiting = {f"{self._num_calls}-{place}" for place in range(len(prompts))}
-        for name, prompt in zip(sorted(waiting), prompts, strict=True):
-            core.add(name, prompt, params)
-        num_tokens, sequence_steps, speculation = 0, 0, SpeculationCounts()
-        started = time.perf_counter()
+        for place, prompt in enumerate(prompts):
+            core.add(f"{self._num_calls}-{place}", prompt, params)
+        num_tokens, sequence_steps, seconds, speculation = 0, 0, 0.0, SpeculationCounts()
+        going_on: set[str] = set()
         while core.roster.requests:
+            started = time.perf_counter()
             events = core.step()
+            took = time.perf_counter() - started
             if errors := [event.error for event in events if event.error]:
                 raise RuntimeError(errors[0])
             speculation = sum((event.metrics.speculation for event in events if event.metrics), speculation)
-            if waiting:
-                waiting -= {event.request_id for event in events if event.token_ids}
-                started = time.perf_counter()
-                continue
-            num_tokens += sum(len(event.token_ids) for event in events)
-            sequence_steps += sum(bool(event.token_ids) for event in events)
-        return Decoded(num_tokens, sequence_steps, time.perf_counter() - started, speculation)
+            if len(going_on) == self._batch:
+                seconds += took
+                num_tokens += sum(len(event.token_ids) for event in events)
+                sequence_steps += sum(bool(event.token_ids) for event in events)
+            going_on |= {event.request_id for event in events if event.token_ids}
+            going_on &= core.roster.requests.keys()
+        return Decoded(num_tokens, sequence_steps, seconds, speculation)
 
     def encode(self, text: str) -> list[int]:
         """A chat with one message of the user's."""
@@ -126,10 +131,10 @@ class Contender:
 
 
 def batches_of(kind: Kind, batch: int) -> list[list[str]]:
-    """One batch for each prompt when they come alone, else one of all, in turn until it is full."""
+    """One batch for each prompt when they come alone, else one of all, in turn until every seat has had enough."""
     if batch == 1:
         return [[prompt] for prompt in kind.prompts]
-    return [list(islice(cycle(kind.prompts), batch))]
+    return [list(islice(cycle(kind.prompts), batch * PROMPTS_PER_SEAT))]
 
 
 def measure(

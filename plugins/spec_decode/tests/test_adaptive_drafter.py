@@ -70,9 +70,9 @@ class Target:
         return sum(drafts), committed
 
 
-def make(acceptance, base_s=0.020, row_s=0.001, draft_s=0.0, **config):
+def make(acceptance, base_s=0.020, row_s=0.001, draft_s=0.0, cls=Counting, **config):
     clock = Clock()
-    drafter = Counting(AdaptiveConfig(num_tokens=8, **{"adaptive": True, **config}), clock, draft_s)
+    drafter = cls(AdaptiveConfig(num_tokens=8, **{"adaptive": True, **config}), clock, draft_s)
     return Target(drafter, clock, base_s, row_s, acceptance)
 
 
@@ -96,6 +96,22 @@ def test_drafts_that_are_refused_cease():
     drafts, _ = total(target, 600, 0)
     assert drafts <= 10
     assert sum(bool(asked) for asked in target.drafter.asked[before:]) <= 10  # nor is the drafter proper asked
+
+
+class Silent(Counting):
+    """Takes its time and has nothing to say."""
+
+    def _propose(self, requests):
+        super()._propose(requests)
+        return [Proposal([]) for _ in requests]
+
+
+def test_a_drafter_that_proposes_nothing_is_hardly_asked():
+    target = make(acceptance=1.0, draft_s=0.005, cls=Silent)
+    total(target, 100, 0)
+    before = len([asked for asked in target.drafter.asked if asked])
+    total(target, 2000, 0)
+    assert len([asked for asked in target.drafter.asked if asked]) - before <= 10
 
 
 @pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.6, 0.9])

@@ -102,13 +102,13 @@ def test_the_size_is_linear(text):
 
 def test_a_period_is_continued_beyond_the_text():
     automaton = automaton_of([[5, 6, 7, 5, 6]], 32)
-    assert automaton.continuation(automaton.own_context(), 8, 0.0) == ([7, 5, 6, 7, 5, 6, 7, 5], 8.0)
+    assert automaton.continuation(automaton.own_context(), 8, 0.0) == ([7, 5, 6, 7, 5, 6, 7, 5], 8.0, 1.0)
 
 
 def test_frequency_decides_then_the_latest():
     automaton = automaton_of([[5, 1, 5, 1, 5, 2], [5, 2, 9], [8, 3, 8, 4, 8]], 4)
-    assert automaton.continuation(automaton.context_of([5]), 1, 0.0) == ([2], 0.5)  # 1 and 2 twice, 2 the latest
-    assert automaton.continuation(automaton.context_of([1, 5]), 1, 0.0) == ([2], 0.5)
-    assert automaton.continuation(automaton.context_of([8]), 1, 0.0) == ([4], 0.5)
-    assert automaton.continuation(automaton.context_of([5]), 2, 0.6) == ([], 0.0)
+    assert automaton.continuation(automaton.context_of([5]), 1, 0.0) == ([2], 0.5, 0.5)  # 1 and 2 twice, 2 the latest
+    assert automaton.continuation(automaton.context_of([1, 5]), 1, 0.0) == ([2], 0.5, 0.5)
+    assert automaton.continuation(automaton.context_of([8]), 1, 0.0) == ([4], 0.5, 0.5)
+    assert automaton.continuation(automaton.context_of([5]), 2, 0.6) == ([], 0.0, 1.0)
     assert automaton.context_of([4, 7]) == Context(0, 0)

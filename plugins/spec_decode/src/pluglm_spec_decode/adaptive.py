@@ -6,27 +6,18 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
 from pluglm.kernel.interfaces.component import Capabilities, ComponentConfig
 from pluglm.kernel.interfaces.drafter import ADAPTS, SHARES, Drafter, DraftRequest, Proposal
-from pluglm_spec_decode.draft_length import PRIOR_ACCEPTANCE, DraftLength
-from pluglm_spec_decode.step_costs import FixedCosts, MeasuredCosts, StepCosts
+from pluglm_spec_decode.draft_length import DraftLengths, Wish
+from pluglm_spec_decode.drafting_costs import FEW
+from pluglm_spec_decode.step_costs import FixedCosts, MeasuredCosts
 
-NEWEST = 0.2  # weight of a sequence that ends, against all before it
+PRIOR_ACCEPTANCE = 0.7
 BY_THE_CLOCK = "the lengths of its drafts depend on the clock, and the text on them; set drafter.draft_cost"
-
-
-# (tokens of context at least, share of drafts accepted at first): classes of confidence of what is copied
-CONFIDENCES = ((0, 0.3), (2, 0.6), (3, 0.8), (8, 0.9))
-
-
-def confidence_of(num_context: int) -> tuple[int, float]:
-    """As `_confidence`, by how many tokens of context drafts were chosen: the more, the more of them come true."""
-    level = sum(num_context >= least for least, _ in CONFIDENCES[1:])
-    return level, CONFIDENCES[level][1]
 
 
 class AdaptiveConfig(ComponentConfig):
@@ -49,22 +40,34 @@ class AdaptiveConfig(ComponentConfig):
 
 @dataclass(slots=True)
 class _Step:
-    """The step last proposed for. made: by sequence, the length that decided and how many drafts there were."""
+    """The step last proposed for. made: by sequence, the classes of the drafts that it has, num_drafts in all.
+
+    Who was asked for and got none counts as having a draft, which is not kept: asking was not worth more.
+    asked: tokens of each sequence that `_propose` was asked about. num_rounds: most drafts of one of them that it was
+    asked for. num_behind: tokens that it had to catch up with.
+    """
 
     started_s: float
-    made: dict[int, tuple[DraftLength | None, int]]
+    made: dict[int, Sequence[int]]
+    num_drafts: int
+    asked: dict[int, int]
+    num_rounds: int
+    num_behind: int
+    drafting_s: float
     observed_s: float | None = None  # when its latest outcome came
-    num_committed: int = 0
+    is_alone: bool = True  # no other sequence had an outcome, as one has whose prompt was computed in it
 
 
 class AdaptiveDrafter(Drafter):
     """Asks the drafter proper, `_propose`, for as many tokens as pay; hands everything on when not adaptive.
 
     A measured cost is that of whole steps, from the proposal to the last outcome: drafting, verification and management
-    are in it. How much is drafted then depends on the clock, and under `reproducible` no text depends on that; so a
-    sequence may as well begin with what the ones before it came to. With a fixed draft_cost its lengths depend on its
-    own past alone.
+    are in it. How much is drafted then depends on the clock, and under `reproducible` no text depends on that; so all
+    sequences may as well share what is learned, and the drafts of a step be chosen together. With a fixed draft_cost a
+    sequence's lengths depend on its own past alone.
     """
+
+    priors: ClassVar[Sequence[float]] = (PRIOR_ACCEPTANCE,)  # by class of confidence
 
     @classmethod
     def most_tokens(cls, config: AdaptiveConfig) -> int:
@@ -75,9 +78,10 @@ class AdaptiveDrafter(Drafter):
         self._is_adaptive = config.adaptive
         self._clock = clock
         self._measured = MeasuredCosts() if config.draft_cost is None else None
-        self._costs: StepCosts = self._measured or FixedCosts(config.draft_cost or 0.0)
-        self._lengths: dict[int, dict[int, DraftLength]] = {}  # by sequence, then by confidence
-        self._typical: dict[int, float] = {}  # acceptance by confidence, of sequences that ended
+        self._fixed = FixedCosts(config.draft_cost or 0.0)
+        self._shared = DraftLengths(self._measured or self._fixed, self.priors)
+        self._own: dict[int, DraftLengths] = {}  # by sequence, with a fixed cost
+        self._seen: dict[int, int] = {}  # tokens of each sequence when `_propose` was last asked about it
         self._step: _Step | None = None
 
     @classmethod
@@ -93,40 +97,49 @@ class AdaptiveDrafter(Drafter):
         if not self._is_adaptive:
             return self._propose(requests)
         self._close_step()
-        started_s, count = self._clock(), len(requests)
-        is_plain = self._measured is not None and count > 0 and self._measured.wants_plain(count)
-        lengths = [None if is_plain else self._length(request) for request in requests]
-        limits = [0 if one is None else one.limit(self._costs, count) for one in lengths]
+        started_s = self._clock()
+        wishes = [self._wish(request) for request in requests]
+        limits = self._limits(wishes)
         limited = [
             replace(request, max_tokens=min(request.max_tokens, limit))
             for request, limit in zip(requests, limits, strict=True)
             if limit
         ]
-        found = dict(zip((one.sequence_id for one in limited), self._propose(limited), strict=True))
+        asked_s = self._clock()
+        answers = self._propose(limited) if limited else []
+        drafting_s = self._clock() - asked_s
+        found = dict(zip((one.sequence_id for one in limited), answers, strict=True))
         proposals = [found.get(one.sequence_id) or Proposal([]) for one in requests]
-        made = {
-            request.sequence_id: (length, len(proposal.token_ids))
-            for request, length, proposal in zip(requests, lengths, proposals, strict=True)
-        }
-        self._step = _Step(started_s, made)
+        self._step = _Step(
+            started_s,
+            made={
+                wish.sequence_id: wish.kinds[: max(len(proposal.token_ids), wish.sequence_id in found)]
+                for wish, proposal in zip(wishes, proposals, strict=True)
+            },
+            num_drafts=sum(len(proposal.token_ids) for proposal in answers),
+            asked={one.sequence_id: len(one.token_ids) for one in limited},
+            num_rounds=max(limits, default=0),
+            num_behind=sum(wish.num_behind for wish in wishes if wish.sequence_id in found),
+            drafting_s=drafting_s,
+        )
         return proposals
 
     def observe(self, sequence_id: int, num_accepted: int, token_ids: Sequence[int]) -> None:
         step = self._step
-        if step is not None and sequence_id in step.made:
-            length, num_proposed = step.made[sequence_id]
-            if length is not None:
-                length.observe(num_proposed, num_accepted, self._costs, len(step.made))
-            step.observed_s, step.num_committed = self._clock(), step.num_committed + len(token_ids)
+        if step is not None:
+            if sequence_id in step.made:
+                self._learn(sequence_id, step.made[sequence_id], num_accepted)
+                step.observed_s = self._clock()
+            else:
+                step.is_alone = False
         self._observe(sequence_id, num_accepted, token_ids)
 
     def release(self, sequence_id: int) -> None:
-        ended = self._lengths.pop(sequence_id, {})
-        if self._measured is not None:
-            for confidence, length in ended.items():
-                if length.is_tested:
-                    before = self._typical.get(confidence, length.acceptance)
-                    self._typical[confidence] = before + NEWEST * (length.acceptance - before)
+        self._own.pop(sequence_id, None)
+        self._shared.acceptance.release(sequence_id)
+        self._seen.pop(sequence_id, None)
+        if self._step is not None:
+            self._step.asked.pop(sequence_id, None)
         self._release(sequence_id)
 
     @abstractmethod
@@ -139,22 +152,46 @@ class AdaptiveDrafter(Drafter):
     def _release(self, sequence_id: int) -> None:
         """As `release`."""
 
-    def _confidence(self, request: DraftRequest) -> tuple[int, float]:
-        """(class, share of drafts accepted that is assumed at first) of the proposal to come.
+    def _kinds(self, request: DraftRequest) -> Sequence[int]:
+        """The class of confidence, an index of `priors`, of each draft that could be proposed.
 
-        Each class of a sequence has a length of its own. The class may depend on everything but drafts and coins.
+        It may depend on everything but drafts and coins.
         """
-        return 0, PRIOR_ACCEPTANCE
+        return (0,) * min(self._most, request.max_tokens)
 
-    def _length(self, request: DraftRequest) -> DraftLength:
-        confidence, acceptance = self._confidence(request)
-        acceptance = self._typical.get(confidence, acceptance)
-        lengths = self._lengths.setdefault(request.sequence_id, {})
-        return lengths.setdefault(confidence, DraftLength(self._most, acceptance))
+    def _wish(self, request: DraftRequest) -> Wish:
+        num_new = len(request.token_ids) - self._seen.get(request.sequence_id, 0)
+        return Wish(request.sequence_id, self._kinds(request), max(0, num_new - FEW), request.max_tokens)
+
+    def _limits(self, wishes: list[Wish]) -> list[int]:
+        if self._measured is None:
+            return [self._alone(one.sequence_id).limits([one])[0] for one in wishes]
+        if wishes and self._measured.wants_plain(len(wishes)):
+            return [0] * len(wishes)
+        return self._shared.limits(wishes)
+
+    def _learn(self, sequence_id: int, kinds: Sequence[int], num_kept: int) -> None:
+        if self._measured is not None:
+            self._shared.observe(sequence_id, kinds, num_kept)
+        else:
+            own = self._alone(sequence_id)
+            own.observe(sequence_id, kinds, num_kept)
+            own.end_step(self._fixed.times(1, len(kinds))[len(kinds)])
+
+    def _alone(self, sequence_id: int) -> DraftLengths:
+        if sequence_id not in self._own:
+            self._own[sequence_id] = DraftLengths(self._fixed, self.priors)
+        return self._own[sequence_id]
 
     def _close_step(self) -> None:
         """The time of the step before is known now; of one without an outcome there is none."""
         step, self._step = self._step, None
-        if self._measured is not None and step is not None and step.observed_s is not None:
-            num_drafts = sum(num_proposed for _, num_proposed in step.made.values())
-            self._measured.note(len(step.made), num_drafts, step.observed_s - step.started_s, step.num_committed)
+        if self._measured is None or step is None or step.observed_s is None:
+            return
+        seconds, pace = step.observed_s - step.started_s, self._measured.pace
+        self._shared.end_step(seconds / pace)
+        self._seen |= step.asked
+        if step.asked:
+            self._shared.drafting.note(step.num_rounds, step.num_behind, step.drafting_s / pace)
+        if step.is_alone:
+            self._measured.note(len(step.made), step.num_drafts, seconds - step.drafting_s)

@@ -1,86 +1,125 @@
-"""How many tokens are worth drafting for one sequence, from what was accepted before and what a step costs.
+"""How many drafts the sequences of a step should have, from what was kept before and what steps and drafting take.
 
-With acceptance a for each draft, a step of k drafts is expected to commit (1 - a^(k+1)) / (1 - a) tokens (Leviathan et
-al., 2022); it pays when that is more than its cost, draft and verification and all, in plain steps. Nothing here sees
-the drafts of the step that it decides about, so the length is a stopping time and no verification rule is biased by it.
+Nothing here sees the drafts of the step that it decides about, so lengths are stopping times and no rule of
+verification is biased by them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pluglm_spec_decode.acceptance import Acceptance
+from pluglm_spec_decode.batch_lengths import best_lengths, least_worth
+from pluglm_spec_decode.drafting_costs import DraftingCosts
 from pluglm_spec_decode.step_costs import StepCosts
+from pluglm_spec_decode.trials import Trials
 
-PRIOR_ACCEPTANCE = 0.7
-MEMORY = 0.85  # weight of all outcomes before, at that of one more draft
-MARGIN = 1.05  # it is switched on again only when it pays by this factor
-PROBE_DRAFTS = 1  # of the trial while it is switched off
-MIN_PAUSE, MAX_PAUSE = 8, 128  # steps before a trial; doubled by each that fails
-
-
-def expected_tokens(acceptance: float, num_drafts: int) -> float:
-    """Committed by one step, the token behind the drafts included."""
-    if acceptance >= 1:
-        return 1.0 + num_drafts
-    return float((1 - acceptance ** (num_drafts + 1)) / (1 - acceptance))
+MARGIN = 1.02  # drafts are made where they are expected to be faster by this, in trials by TRIAL_MARGIN at best
+TRIAL_MARGIN = 1.05
+SURPRISE = 0.1  # so unlikely a row of trials that were kept says that a class is not what it was
+HORIZON = 32  # steps over which a drafter's catching up is paid for
 
 
-class DraftLength:
-    """A length for one sequence. `limit` is what may be drafted now; `observe` is told once of each step it was for."""
+class Wish(NamedTuple):
+    """A sequence that could have a draft of each of these classes.
 
-    def __init__(self, most: int, acceptance: float = PRIOR_ACCEPTANCE) -> None:
-        self._most = most
-        self.acceptance = acceptance  # estimated share of drafts that are kept among those that are reached
-        self.is_tested = False  # some draft was verified, so it is more than what was assumed
-        self._wait: int | None = None  # steps until the next trial; None while switched on
-        self._pause = MIN_PAUSE
+    num_behind: tokens that the drafter must catch up with. num_left: that the sequence gets at most.
+    """
 
-    @property
-    def is_on(self) -> bool:
-        return self._wait is None
+    sequence_id: int
+    kinds: Sequence[int]
+    num_behind: int = 0
+    num_left: int = HORIZON
 
-    def limit(self, costs: StepCosts, num_sequences: int) -> int:
-        """The number of drafts with the best expected speed-up; 0 while switched off, except in a trial."""
-        if self._wait is None:
-            drafts, speedup = self._best(costs, num_sequences)
-            return drafts if speedup >= 1 else 0
-        if self._wait or self._speedup(1.0, costs, num_sequences)[1] <= 1:  # a trial could not change anything
-            return 0
-        return min(PROBE_DRAFTS, self._most)
 
-    def observe(self, num_proposed: int, num_accepted: int, costs: StepCosts, num_sequences: int) -> None:
-        """A step verified num_proposed drafts and kept the first num_accepted."""
-        self.is_tested = self.is_tested or num_proposed > 0
-        self.acceptance = 1 - (1 - self.acceptance) * MEMORY ** min(num_accepted, num_proposed)
-        if num_accepted < num_proposed:
-            self.acceptance *= MEMORY
-        if self._wait is None:
-            if self._best(costs, num_sequences)[1] < 1:
-                self._wait = self._pause
-        elif self._wait:
-            self._wait -= 1
-        elif num_proposed:  # a trial that found nothing to propose goes on
-            self._judge(self._best(costs, num_sequences)[1])
+class _Trial(NamedTuple):
+    sequence_id: int
+    kind: int
+    cost: float
+    value: float  # of a token that is kept
 
-    def _judge(self, speedup: float) -> None:
-        if speedup > MARGIN:
-            self._wait, self._pause = None, MIN_PAUSE
+
+class DraftLengths:
+    """`limits` says what may be drafted, and leaves no trace; `observe` is told of each sequence once what came of it.
+
+    Then `end_step` is called. All sequences share what is learned of classes; for each to be alone, give each its own.
+    """
+
+    def __init__(self, costs: StepCosts, priors: Sequence[float]) -> None:
+        """priors: by class, the share of drafts kept that is assumed at first."""
+        self.acceptance = Acceptance(priors)
+        self.drafting = DraftingCosts()
+        self._costs = costs
+        self._trials = Trials()
+        self._trial: _Trial | None = None
+        self._hopeless: int | None = None
+        self._pays: set[int] = set()
+
+    def limits(self, wishes: Sequence[Wish]) -> list[int]:
+        """By sequence, the drafts that make the step's tokens a second most; and one at times where that is none."""
+        self._trial, self._hopeless, self._pays = None, None, set()
+        if not wishes:
+            return []
+        times = self._costs.times(len(wishes), sum(len(one.kinds) for one in wishes))
+        least = least_worth(len(wishes), times)
+        worth = [self._worth(one, least, len(wishes) / times[0]) for one in wishes]
+        drafts, speedup = best_lengths(worth, times, self.drafting.round_time, self.drafting.catching_up_time)
+        if speedup < MARGIN:
+            drafts = [0] * len(wishes)
+        self._pays = {one.kinds[0] for one, num in zip(wishes, drafts, strict=True) if num}
+        self._choose_trial(wishes, drafts, times)
+        if (trial := self._trial) is not None:
+            drafts[[one.sequence_id for one in wishes].index(trial.sequence_id)] = 1
+        return drafts
+
+    def observe(self, sequence_id: int, kinds: Sequence[int], num_kept: int) -> None:
+        """A step verified drafts of these classes and kept the first num_kept."""
+        trial = self._trial
+        if trial is not None and trial.sequence_id == sequence_id and kinds:
+            self._trial = None
+            if num_kept:
+                num_in_a_row = self._trials.succeeded(trial.kind, trial.cost - trial.value)
+                if self.acceptance.share(trial.kind) ** num_in_a_row < SURPRISE:
+                    self.acceptance.doubt(trial.kind)
+            else:
+                self._trials.failed(trial.kind, trial.cost)
+        self.acceptance.observe(sequence_id, kinds, num_kept)
+        for kind in kinds[: num_kept + 1]:
+            self._trials.seen(kind)
+
+    def end_step(self, time: float) -> None:
+        """What the whole step took."""
+        if self._hopeless is not None:
+            self._trials.failed(self._hopeless, 0.0)
+        if self._trial is not None:  # its sequence ended with it
+            self._trials.failed(self._trial.kind, self._trial.cost)
+        for kind in self._pays:
+            self._trials.paid(kind)
+        self._trial, self._hopeless, self._pays = None, None, set()
+        self._trials.end_step(time)
+
+    def _worth(self, wish: Wish, least: float, speed: float) -> list[float]:
+        worth = self.acceptance.survival(wish.sequence_id, wish.kinds, least)
+        if wish.num_behind and worth:
+            catching_up_time = wish.num_behind * self.drafting.token_time / max(1, min(HORIZON, wish.num_left))
+            worth[0] -= catching_up_time * speed
+            worth = [min(worth[0], one) for one in worth]
+        return worth
+
+    def _choose_trial(self, wishes: Sequence[Wish], drafts: Sequence[int], times: Sequence[float]) -> None:
+        """A draft of a class that none is made of, where drafts that are always kept would pay."""
+        idle = [one for one, num in zip(wishes, drafts, strict=True) if not num and one.kinds]
+        due = [one for one in idle if one.kinds[0] not in self._pays and self._trials.is_due(one.kinds[0])]
+        if not due:
+            return
+        wish = min(due, key=lambda one: (one.num_behind, one.sequence_id))
+        kind, num = wish.kinds[0], sum(drafts)
+        cost = times[num + 1] - times[num] + self.drafting.round_time + wish.num_behind * self.drafting.token_time
+        if not self._trials.can_pay(cost):
+            return
+        perfect = [[1.0] * len(one.kinds) if one.kinds and one.kinds[0] == kind else [] for one in wishes]
+        if best_lengths(perfect, times, self.drafting.round_time).speedup < TRIAL_MARGIN:
+            self._hopeless = kind
         else:
-            self._pause = min(2 * self._pause, MAX_PAUSE)
-            self._wait = self._pause
-
-    def _best(self, costs: StepCosts, num_sequences: int) -> tuple[int, float]:
-        return self._speedup(self.acceptance, costs, num_sequences)
-
-    def _speedup(self, acceptance: float, costs: StepCosts, num_sequences: int) -> tuple[int, float]:
-        """(number of drafts, expected speed-up) of the best length; the fewest of equals.
-
-        Time is worth what the whole batch makes of it: where that is known, a length is best that leaves most tokens
-        when its time is paid for (Dinkelbach, 1967, on ratios), and its speed-up is over what the batch has.
-        """
-        speed = costs.speed(num_sequences)
-        found = []
-        for drafts in range(1, self._most + 1):
-            tokens, ratio = expected_tokens(acceptance, drafts), costs.ratio(num_sequences, drafts)
-            speedup = tokens / (1 + (speed or 1.0) * (ratio - 1))
-            found.append((speedup if speed is None else tokens - speed * ratio, -drafts, speedup))
-        _, drafts, speedup = max(found)
-        return -drafts, speedup
+            self._trial = _Trial(wish.sequence_id, kind, cost, times[num] / len(wishes))

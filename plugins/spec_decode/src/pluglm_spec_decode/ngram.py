@@ -8,7 +8,8 @@ from pydantic import Field, model_validator
 
 from pluglm.kernel.interfaces.component import BuildContext
 from pluglm.kernel.interfaces.drafter import DraftRequest, Proposal
-from pluglm_spec_decode.adaptive import AdaptiveConfig, AdaptiveDrafter, confidence_of
+from pluglm_spec_decode.adaptive import AdaptiveConfig, AdaptiveDrafter
+from pluglm_spec_decode.contexts import MOST_CONTEXT, PRIORS, kinds_of
 from pluglm_spec_decode.ngram_search import NgramIndex
 
 
@@ -33,6 +34,7 @@ class NgramDrafter(AdaptiveDrafter):
 
     interface_version = 2
     Config = NgramConfig
+    priors = PRIORS
 
     def __init__(self, config: NgramConfig, context: BuildContext) -> None:
         super().__init__(config)
@@ -49,8 +51,12 @@ class NgramDrafter(AdaptiveDrafter):
         num_tokens = min(self._config.num_tokens, request.max_tokens)
         return self._index(request).search(request.token_ids, num_tokens) if num_tokens > 0 else []
 
-    def _confidence(self, request: DraftRequest) -> tuple[int, float]:
-        return confidence_of(self._index(request).longest(request.token_ids)[0])
+    def _kinds(self, request: DraftRequest) -> list[int]:
+        text = request.token_ids
+        size, end = self._index(request).longest(text)
+        while 0 < size < min(end, MOST_CONTEXT) and text[end - size - 1] == text[-size - 1]:
+            size += 1
+        return kinds_of(size, min(self._config.num_tokens, request.max_tokens, len(text) - end))
 
     def _index(self, request: DraftRequest) -> NgramIndex:
         index = self._indexes.get(request.sequence_id)

@@ -17,7 +17,8 @@ from pydantic import Field, field_validator, model_validator
 from pluglm.kernel.interfaces.component import BuildContext, Capabilities
 from pluglm.kernel.interfaces.drafter import MAX_BRANCHES, SHARES, DraftRequest, Proposal
 from pluglm.kernel.interfaces.kv import WHOLE_REGIONS
-from pluglm_spec_decode.adaptive import AdaptiveConfig, AdaptiveDrafter, confidence_of
+from pluglm_spec_decode.adaptive import AdaptiveConfig, AdaptiveDrafter
+from pluglm_spec_decode.contexts import PRIORS, kinds_of
 from pluglm_spec_decode.past_texts import LEAST_TOKENS, PastTexts
 from pluglm_spec_decode.suffix_automaton import ROOT, Context, Continuation, Fork, SuffixAutomaton
 
@@ -58,10 +59,6 @@ class _Choice(NamedTuple):
     context: Context
     automaton: SuffixAutomaton | None
 
-    @property
-    def num_context(self) -> int:
-        return self.context.num_tokens
-
 
 NOTHING = _Choice(Continuation([], 0.0), Context(ROOT, 0), None)
 IN_REGIONS = (
@@ -76,10 +73,13 @@ class _Searched(NamedTuple):
     num_tokens: int
     choice: _Choice
 
-    def holds_for(self, text_tokens: int, num_tokens: int) -> bool:
-        """Also where fewer are allowed, if no more were found: no other choice promises more than it did."""
-        num_found = len(self.choice.continuation.token_ids)
-        return self.text_tokens == text_tokens and num_found <= num_tokens <= self.num_tokens
+    def holds_for(self, text_tokens: int, num_tokens: int, is_adaptive: bool) -> bool:
+        """Also where fewer are allowed, if no more were found: no other choice promises more than it did.
+
+        With `adaptive` however many were found: how many are allowed was decided by the classes of this choice.
+        """
+        is_enough = is_adaptive or len(self.choice.continuation.token_ids) <= num_tokens
+        return self.text_tokens == text_tokens and is_enough and num_tokens <= self.num_tokens
 
 
 @dataclass(slots=True)
@@ -106,6 +106,7 @@ class SuffixDrafter(AdaptiveDrafter):
 
     interface_version = 2
     Config = SuffixConfig
+    priors = PRIORS
 
     def __init__(self, config: SuffixConfig, context: BuildContext) -> None:
         super().__init__(config)
@@ -143,12 +144,13 @@ class SuffixDrafter(AdaptiveDrafter):
             self._past.add(text.owner, text.token_ids[text.num_prompt :])
             self._searched.clear()  # the past texts are others now
 
-    def _confidence(self, request: DraftRequest) -> tuple[int, float]:
-        return confidence_of(self._choice(request).num_context)
+    def _kinds(self, request: DraftRequest) -> list[int]:
+        (token_ids, _, first), context, _ = self._choice(request)
+        return kinds_of(context.num_tokens, len(token_ids), is_unanimous=first == 1)
 
     def _proposal(self, request: DraftRequest) -> Proposal:
         choice = self._choice(request)
-        token_ids, automaton = choice.continuation.token_ids, choice.automaton
+        token_ids, automaton = choice.continuation.token_ids[: max(0, request.max_tokens)], choice.automaton
         if automaton is None or not self._config.num_branches:
             return Proposal(list(token_ids))
         forks = automaton.forks(choice.context, token_ids, self._config.min_probability)
@@ -170,7 +172,7 @@ class SuffixDrafter(AdaptiveDrafter):
             return NOTHING
         text = self._text(request)
         searched = self._searched.get(request.sequence_id)
-        if searched is not None and searched.holds_for(len(request.token_ids), num_tokens):
+        if searched is not None and searched.holds_for(len(request.token_ids), num_tokens, self._is_adaptive):
             return searched.choice
         choice = self._search(text, request.token_ids, num_tokens)
         self._searched[request.sequence_id] = _Searched(len(request.token_ids), num_tokens, choice)

@@ -21,10 +21,14 @@ class Context(NamedTuple):
 
 
 class Continuation(NamedTuple):
-    """token_ids: the likeliest way on. expected: how many of them come true, by the shares of earlier occurrences."""
+    """token_ids: the likeliest way on. expected: how many of them come true, by the shares of earlier occurrences.
+
+    first: the share of the first of them; 1 where every occurrence went on so, or nothing was found.
+    """
 
     token_ids: list[int]
     expected: float
+    first: float = 1.0
 
 
 class Fork(NamedTuple):
@@ -101,7 +105,7 @@ class SuffixAutomaton:
         Ends before the product of the shares falls below min_probability. A context that is longer than max_context, or
         that nothing followed yet, loses its oldest tokens.
         """
-        token_ids, product, expected = list[int](), 1.0, 0.0
+        token_ids, product, expected, first = list[int](), 1.0, 0.0, 1.0
         while len(token_ids) < num_tokens:
             context = self._followed(*context)
             if context.state == ROOT:
@@ -110,10 +114,12 @@ class SuffixAutomaton:
             product *= self._share(context.state, token_id)
             if product < min_probability:
                 break
+            if not token_ids:
+                first = product
             token_ids.append(token_id)
             expected += product
             context = self._with(context, token_id)
-        return Continuation(token_ids, expected)
+        return Continuation(token_ids, expected, first)
 
     def forks(self, context: Context, token_ids: Sequence[int], min_probability: float) -> Iterator[Fork]:
         """Other tokens than those of the context's continuation, at each place of it.
