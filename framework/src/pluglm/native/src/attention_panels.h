@@ -44,17 +44,16 @@ struct Panels {
 
 constexpr int AHEAD = 64;  // rows that are asked for before they are read
 
-// Rows of one head in the store: row(i) is at slots[i]. known: slots there are, also behind the `count` rows.
+// Rows of one head in the store: row(i) lies places[i] bytes behind it. known: places there are, also behind `count`.
 template <typename T>
 struct Rows {
   const T* head;
-  int64_t stride;
-  const int32_t* slots;
+  const int64_t* places;
   int count, head_dim, known;
 
-  const T* row(int i) const { return head + slots[i] * stride; }
+  const T* row(int i) const { return (const T*)((const char*)head + places[i]); }
 
-  Rows part(int i, int num) const { return {head, stride, slots + i, std::min(num, count - i), head_dim, known - i}; }
+  Rows part(int i, int num) const { return {head, places + i, std::min(num, count - i), head_dim, known - i}; }
 
   // Asks for `num` rows from row i on. The empty statement keeps GCC from dropping the call: for it, what only fetches
   // has no effect.

@@ -74,7 +74,7 @@ class Worker {
         keys_(pieces.take<Unit>(int64_t(SPAN) * geometry.depth)),
         values_(pieces.take<Unit>(int64_t(SPAN) / PER_UNIT<Unit> * geometry.columns)),
         scores_(pieces.take<float>(GROUP_ROWS * SCORES_STRIDE)),
-        sights_{{pieces.take<int32_t>(SPAN + 16)}, {pieces.take<int32_t>(SPAN + 16)}} {}
+        sights_{Sight(pieces), Sight(pieces)} {}
 
   void begin(const Block& block) {
     block_ = &block;
@@ -85,16 +85,14 @@ class Worker {
 
   // Attention of the block's rows to the keys of one span alone. next: what comes then, whose first keys are asked for.
   void attend(int span, const State& to, const Block* next, int next_span) {
-    const Attention<T>& call = geometry_.call;
     if (sights_[0].block != block_ || sights_[0].span != span) std::swap(sights_[0], sights_[1]);
     look(*block_, span, sights_[0]);
     first_key_ = sights_[0].first_key;
     num_keys_ = sights_[0].num_keys;
     const Rows<T> keys = keys_of(sights_[0]);
-    const T* value_head = call.values_SKH + block_->kv_head * call.value_head_stride;
-    const Rows<T> values{value_head, call.value_slot_stride, sights_[0].slots, num_keys_, call.head_dim, num_keys_};
+    const Rows<T> values = values_of(sights_[0]);
     if constexpr (HAS_PAIRS)
-      if (!in_tiles_ && suits_few(num_rows(), call.head_dim)) {
+      if (!in_tiles_ && suits_few(num_rows(), geometry_.call.head_dim)) {
         Rows<T> after = keys;
         after.known = 0;
         if (next) look(*next, next_span, sights_[1]), after = keys_of(sights_[1]);
@@ -141,29 +139,45 @@ class Worker {
 
   // The keys of one span, and where they are.
   struct Sight {
-    int32_t* slots;  // and the last one again for a group of rows that is fetched whole
+    int64_t *keys, *values;  // places, and the last one again for a group of rows that is read whole
     const Block* block = nullptr;
     int span = 0, first_key = 0, num_keys = 0;
+
+    explicit Sight(Pieces& pieces) : keys(pieces.take<int64_t>(SPAN + 16)), values(pieces.take<int64_t>(SPAN + 16)) {}
   };
 
   void look(const Block& block, int span, Sight& sight) const {
     if (sight.block == &block && sight.span == span) return;
-    sight = {sight.slots, &block, span, block.begin(span), block.end(span) - block.begin(span)};
-    const int size = geometry_.call.block_size;
-    const int32_t* table = geometry_.call.block_tables + geometry_.call.segments[block.segment].table_start;
+    const Attention<T>& call = geometry_.call;
+    sight.block = &block, sight.span = span;
+    sight.first_key = block.begin(span), sight.num_keys = block.end(span) - sight.first_key;
+    const int64_t key_bytes = call.key_slot_stride * sizeof(T), value_bytes = call.value_slot_stride * sizeof(T);
+    const int size = call.block_size;
+    const int32_t* table = call.block_tables + call.segments[block.segment].table_start;
     for (int key = 0; key < sight.num_keys;) {
       const int position = sight.first_key + key, offset = position % size;
       const int stop = std::min(sight.num_keys, key + size - offset);
-      const int32_t slot = table[position / size] * size + offset - key;
-      for (; key < stop; key++) sight.slots[key] = slot + key;
+      const int64_t slot = int64_t(table[position / size]) * size + offset - key;
+      for (; key < stop; key++) {
+        sight.keys[key] = (slot + key) * key_bytes;
+        sight.values[key] = (slot + key) * value_bytes;
+      }
     }
-    if (sight.num_keys) std::fill_n(sight.slots + sight.num_keys, 16, sight.slots[sight.num_keys - 1]);
+    if (!sight.num_keys) return;
+    std::fill_n(sight.keys + sight.num_keys, 16, sight.keys[sight.num_keys - 1]);
+    std::fill_n(sight.values + sight.num_keys, 16, sight.values[sight.num_keys - 1]);
   }
 
   Rows<T> keys_of(const Sight& sight) const {
     const Attention<T>& call = geometry_.call;
     const T* head = call.keys_SKH + sight.block->kv_head * call.key_head_stride;
-    return {head, call.key_slot_stride, sight.slots, sight.num_keys, call.head_dim, sight.num_keys};
+    return {head, sight.keys, sight.num_keys, call.head_dim, sight.num_keys};
+  }
+
+  Rows<T> values_of(const Sight& sight) const {
+    const Attention<T>& call = geometry_.call;
+    const T* head = call.values_SKH + sight.block->kv_head * call.value_head_stride;
+    return {head, sight.values, sight.num_keys, call.head_dim, sight.num_keys};
   }
 
   // The span's keys that a query of the block sees.
