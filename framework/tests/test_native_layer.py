@@ -161,14 +161,14 @@ def test_deterministic_bits_depend_on_the_row_alone(native_tools: Tools, level: 
 def test_heads_tied_and_untied(native_tools: Tools, level: str, dtype: torch.dtype, vocabulary: int) -> None:
     fuser = NativeFuser(native_tools(level), KernelLog(), deterministic=False)
     embedding, norm = (random(vocabulary, WIDTH, seed=1) * WIDTH**-0.5).to(dtype), 1 + 0.1 * random(WIDTH, seed=2)
-    tied = fuser.head(norm, EPS, fuser.placed(embedding))
-    untied = fuser.head(norm, EPS, fuser.make_linear("head", embedding, None))
+    taken = fuser.tied_head(norm, EPS, fuser.placed(embedding))
+    tied, untied = (fuser.head(norm, EPS, one) for one in (embedding, fuser.make_linear("head", embedding, None)))
     assert tied is not None
     assert untied is not None
     for rows in (1, 5, 300):
         hidden = random(rows, WIDTH, seed=3).to(dtype)
         exact = exact_norm(hidden.double(), norm) @ embedding.double().T
-        for head in (tied, untied):
+        for head in (taken, tied, untied):
             logits = head(hidden)
             assert logits.dtype == torch.float32
             torch.testing.assert_close(logits.double(), exact, rtol=0, atol=BOUND[dtype])
@@ -182,7 +182,10 @@ def test_a_tied_head_knows_the_embedding_that_it_took_over(
 ) -> None:
     fuser = NativeFuser(native_tools(level, 3), KernelLog(), deterministic=False)
     given = random(vocabulary, WIDTH, seed=1).to(dtype)
-    head: Any = fuser.head(torch.ones(WIDTH), EPS, fuser.placed(given))
+    placed = fuser.placed(given)
+    assert not isinstance(fuser.head(torch.ones(WIDTH), EPS, placed), FusedTiedHead)
+    assert torch.equal(placed, given)
+    head = fuser.tied_head(torch.ones(WIDTH), EPS, placed)
     assert isinstance(head, FusedTiedHead)
     everyone = torch.arange(vocabulary)
     for token_ids in (everyone, everyone[:0], everyone[-1:], everyone.flip(0)[::7], torch.tensor([5, 5, 0])):

@@ -44,16 +44,15 @@ def random(*shape: int, seed: int) -> torch.Tensor:
 def test_equals_float64(native_tools: Tools, outputs: int, inputs: int, has_bias: bool, num_threads: int) -> None:
     weight = random(outputs, inputs, seed=0).bfloat16()
     bias = random(outputs, seed=1).bfloat16() if has_bias else None
-    for shared in (False, True):
-        layer = NativeLinear(native_tools(LEVEL, num_threads), weight, bias, shared=shared)
-        assert layer.most_rows == ANY_ROWS
-        assert layer.is_packed != shared
-        for rows in ROWS:
-            x = random(rows, inputs, seed=2).bfloat16()
-            exact = x.double() @ weight.double().T + (0 if bias is None else bias.double())
-            size = x.double().abs() @ weight.double().abs().T + (0 if bias is None else bias.double().abs())
-            assert bool(((layer.native(x, torch.float32).double() - exact).abs() <= FLOAT32 * size).all())
-            assert bool(((layer(x).double() - exact).abs() <= FLOAT32 * size + BFLOAT16 * exact.abs()).all())
+    layer = NativeLinear(native_tools(LEVEL, num_threads), weight, bias)
+    assert layer.is_packed
+    assert layer.most_rows == ANY_ROWS
+    for rows in ROWS:
+        x = random(rows, inputs, seed=2).bfloat16()
+        exact = x.double() @ weight.double().T + (0 if bias is None else bias.double())
+        size = x.double().abs() @ weight.double().abs().T + (0 if bias is None else bias.double().abs())
+        assert bool(((layer.native(x, torch.float32).double() - exact).abs() <= FLOAT32 * size).all())
+        assert bool(((layer(x).double() - exact).abs() <= FLOAT32 * size + BFLOAT16 * exact.abs()).all())
 
 
 @needs_pairs
@@ -64,6 +63,7 @@ def test_weights_are_packed_where_they_lie_unless_others_read_them(native_tools:
     shared = NativeLinear(tools, weight, None, shared=True)
     assert torch.equal(weight, given)
     assert shared.weight.data_ptr() == weight.data_ptr()
+    assert shared.why_torch == "others read it as it lies"
     packed = NativeLinear(tools, weight, None)
     assert not torch.equal(weight, given)
     assert torch.equal(packed.weight, given)

@@ -223,8 +223,9 @@ def make_whole(tools: NativeTools, dtype: torch.dtype, vocabulary: int, tied: bo
     fuser, layers = make_layers(tools, dtype)
     rows_VD = random(vocabulary, WIDTH, seed=40).to(dtype)
     embedding_VD, norm_D = fuser.placed(rows_VD), 1.0 + 0.1 * random(WIDTH, seed=41)
-    product = embedding_VD if tied else fuser.make_linear("head", random(70, WIDTH, seed=46).to(dtype), None)
-    stack, head = fuser.stack(layers, ROPES), fuser.head(norm_D, 1e-5, product)
+    other = fuser.make_linear("head", random(70, WIDTH, seed=46).to(dtype), None)
+    head = fuser.tied_head(norm_D, 1e-5, embedding_VD) if tied else fuser.head(norm_D, 1e-5, other)
+    stack = fuser.stack(layers, ROPES)
     assert stack is not None
     assert head is not None
     tables = [random(POSITIONS, 1, HEAD_DIM, seed=42 + i).to(dtype) for i in range(4)]
@@ -281,14 +282,14 @@ def test_a_step_leaves_to_its_parts_what_it_cannot_do_and_refuses_rows_that_no_t
         step(ids_T, positions_T, [tables[0].double(), *tables[1:]], attend)
 
 
-def test_a_step_is_made_of_parts_that_fit(native_tools: Tools) -> None:
-    fuser, layers = make_layers(native_tools(RUNNABLE[-1]), torch.float32)
+def test_a_step_is_made_of_parts_that_fit_and_the_log_says_why_not(native_tools: Tools) -> None:
+    log = KernelLog()
+    fuser, layers = make_layers(native_tools(RUNNABLE[-1]), torch.float32, log)
     stack, embedding_VD = fuser.stack(layers, ROPES), random(50, WIDTH, seed=40)
     assert stack is not None
-    tied = fuser.head(torch.ones(WIDTH), 1e-5, embedding_VD)
+    tied = fuser.tied_head(torch.ones(WIDTH), 1e-5, embedding_VD)
     head = fuser.head(torch.ones(WIDTH), 1e-5, fuser.make_linear("head", embedding_VD, None))
     foreign: Any = object()
-    assert tied is not None
     assert head is not None
     assert fuser.step(None, stack, tied) is not None
     assert fuser.step(embedding_VD, stack, head) is not None
@@ -297,6 +298,13 @@ def test_a_step_is_made_of_parts_that_fit(native_tools: Tools) -> None:
     assert fuser.step(embedding_VD[:, 1:], stack, head) is None
     assert fuser.step(embedding_VD, foreign, head) is None
     assert fuser.step(embedding_VD, stack, foreign) is None
+    choices = [one for one in log.choices if one.operation == "ids to logits"]
+    assert {one.kernel for one in choices if not one.refused} == {"native (baseline), under native attention"}
+    assert {reason for one in choices for _, reason in one.refused} == {
+        "another fuser made its layers or its head",
+        "its head took over no embedding, and there is no other",
+        "its embedding, layers and head differ in dtype or width",
+    }
 
 
 def test_a_call_within_a_call_has_room_of_its_own(native_tools: Tools) -> None:

@@ -28,11 +28,13 @@ def test_the_share_of_a_class_is_found(share):
 
 @given(st.lists(st.floats(0.05, 0.95), min_size=1, max_size=6))
 def test_survival_is_the_product_of_the_chances(priors):
-    found = Acceptance(priors).survival(7, range(len(priors)))
+    acceptance = Acceptance(priors)
     product = 1.0
-    for prior, chance in zip(priors, found, strict=True):
-        product *= (TRUST * prior + 0.05) / (TRUST + 0.1)
+    for kind, chance in enumerate(acceptance.survival(7, range(len(priors)))):
+        (alone,) = acceptance.survival(7, [kind])
+        product *= alone
         assert chance == pytest.approx(product)
+        assert alone == pytest.approx(priors[kind], abs=0.01)
 
 
 def test_survival_ends_where_it_is_below_the_least():

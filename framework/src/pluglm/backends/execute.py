@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol, TypeGuard, runtime_checkable
+from typing import Any, TypeGuard
 
 import torch
 
@@ -12,36 +12,15 @@ from pluglm.backends.transfers import sent
 from pluglm.kernel.core import GroupInput, ModelInput
 from pluglm.kernel.interfaces.attention import Attention, AttentionBatch, HeadRows, NativeCallAttention, NativeCalls
 from pluglm.kernel.interfaces.kv import KVStore
-from pluglm.kernel.interfaces.model import AttentionCall, LayerSpec, Model
+from pluglm.kernel.interfaces.model import LayerSpec, LogitsModel, Model, RowPicker, RowsModel
 
 # T: tokens of the flat batch, R: rows with logits, D: hidden size, V: vocabulary
 # N: query heads, K: kv heads, H: head dim
 
 
-RowPicker = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (x_TD, rows_R int64) -> x_TD[rows_R]
-
-
 def picked_rows(x_TD: torch.Tensor, rows_R: torch.Tensor) -> torch.Tensor:
     """The RowPicker of torch."""
     return x_TD.index_select(0, rows_R)
-
-
-@runtime_checkable
-class RowsModel(Protocol):
-    """Optional ability of a Model: what lies behind its last attention is computed for the rows with logits alone."""
-
-    def forward_rows(self, inputs: ModelInput, attend: AttentionCall, pick_rows: RowPicker) -> torch.Tensor:
-        """hidden_RD, the rows inputs.logit_rows_R of `forward`; the KV of every row is stored all the same."""
-        ...
-
-
-@runtime_checkable
-class LogitsModel(Protocol):
-    """Optional ability of a Model: all the way to the logits in one go, which leaves the caches to it in between."""
-
-    def forward_logits(self, inputs: ModelInput, attend: AttentionCall) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """hidden_TD and logits_TV of all rows, as `forward` and `logits` give them; None: call those two."""
-        ...
 
 
 @torch.inference_mode()
@@ -69,14 +48,15 @@ def _open_batch(
     model: Model, inputs: ModelInput, attention: Attention, kv: KVStore, pick_rows: RowPicker
 ) -> tuple[torch.Tensor, torch.Tensor]:
     attend, is_whole = _begin_step(inputs, attention, kv), _asks_for_all(inputs)
-    if is_whole and _computes_logits(model) and (both := model.forward_logits(inputs, attend)) is not None:
-        return both[1], both[0]
+    if is_whole and _computes_logits(model) and (whole := model.forward_logits(inputs, attend)) is not None:
+        hidden_TD, logits_TV = whole
+        return logits_TV, hidden_TD
     hidden_TD = model.forward(inputs, attend)
     return _logits(model, hidden_TD if is_whole else pick_rows(hidden_TD, inputs.logit_rows_R)), hidden_TD
 
 
 def _computes_logits(model: Model) -> TypeGuard[LogitsModel]:
-    """Asked of the class first, of which Python keeps the answer."""
+    """issubclass first: Python keeps its answer."""
     return issubclass(type(model), LogitsModel) or isinstance(model, LogitsModel)
 
 

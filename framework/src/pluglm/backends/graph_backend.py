@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from pluglm.backends.execute import RowPicker, picked_rows
+from pluglm.backends.execute import picked_rows
 from pluglm.backends.graphs import DecodeGraphs
 from pluglm.backends.scratch_store import ScratchKVStore, has_scratch
 from pluglm.backends.threads import thread_count
@@ -14,7 +14,7 @@ from pluglm.kernel.interfaces.attention import Attention
 from pluglm.kernel.interfaces.kernels import KernelChoice, KernelLog
 from pluglm.kernel.interfaces.kv import KVLayout, KVStore
 from pluglm.kernel.interfaces.kv_format import KVFormat
-from pluglm.kernel.interfaces.model import Fuser, LinearFactory, Model, ModelSpec, RowMap
+from pluglm.kernel.interfaces.model import Fuser, LinearFactory, Model, ModelSpec, RowMap, RowPicker
 
 
 class GraphBackend(TorchBackend):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from pluglm.backends.execute import RowPicker, execute_batch, execute_open_batch, inputs_on, picked_rows
+from pluglm.backends.execute import execute_batch, execute_open_batch, inputs_on, picked_rows
 from pluglm.backends.linear import PackedLinear
 from pluglm.backends.threads import thread_count
 from pluglm.kernel.core import ModelInput
@@ -18,7 +18,7 @@ from pluglm.kernel.interfaces.footprint import Footprint, WeightKind
 from pluglm.kernel.interfaces.kernels import KernelLog
 from pluglm.kernel.interfaces.kv import KVLayout, KVStore
 from pluglm.kernel.interfaces.kv_format import KVFormat
-from pluglm.kernel.interfaces.model import Fuser, LinearFactory, Model, ModelContext, ModelSpec, RowMap
+from pluglm.kernel.interfaces.model import Fuser, LinearFactory, Model, ModelContext, ModelSpec, RowMap, RowPicker
 from pluglm.kernel.interfaces.services import Progress
 from pluglm.kv.store import TensorKVStore
 from pluglm.process_memory import giving_back

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.functional import linear
 
+from pluglm.kernel.interfaces.model import TiedFuser
 from pluglm.models.tensor_plan import EMBEDDING, HEAD, TensorPlan
 
 if TYPE_CHECKING:
@@ -74,7 +75,11 @@ class TensorLoader:
         """The backend's own final norm and head, if it has one for this head."""
         if self.fuser is None:
             return None
-        return self.fuser.head(norm_D, eps, head.embedding_VD if isinstance(head, TiedHead) else head)
+        if not isinstance(head, TiedHead):
+            return self.fuser.head(norm_D, eps, head)
+        if isinstance(self.fuser, TiedFuser):
+            return self.fuser.tied_head(norm_D, eps, head.embedding_VD)
+        return self.fuser.head(norm_D, eps, head.embedding_VD)
 
     def _fused(self, names: Sequence[str]) -> torch.Tensor:
         if len(names) == 1:

@@ -29,7 +29,6 @@ _MOST_HEAD_DIM = 1024  # beyond it a span of keys fits no cache, and the scratch
 # What is of the layer is packed once, what is of the step once for all layers.
 _ROWS, _PLACE, _STEP, _NUMBERS = (struct.Struct(one) for one in ("@2Q", "@2Q", "@5Q5q", "@4q5i2f"))
 
-
 _OUT_OF_RANGE = "a segment's rows and tokens, and its blocks, are numbers of 31 bits from 0"
 _FEW = 64  # numbers of which Python finds the largest before torch has begun to look
 

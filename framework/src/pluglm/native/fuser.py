@@ -17,7 +17,15 @@ from pluglm.native.step import NativeStep, Table
 
 if TYPE_CHECKING:
     from pluglm.kernel.interfaces.kernels import KernelLog
-    from pluglm.kernel.interfaces.model import FusedHead, FusedLayer, FusedStack, FusedStep, LayerParts, Linear
+    from pluglm.kernel.interfaces.model import (
+        FusedHead,
+        FusedLayer,
+        FusedStack,
+        FusedStep,
+        FusedTiedHead,
+        LayerParts,
+        Linear,
+    )
     from pluglm.native.tools import NativeTools
 
 # D: hidden size, V: vocabulary, N: output features, K: input features
@@ -68,24 +76,32 @@ class NativeFuser:
 
     def step(self, embedding_VD: torch.Tensor | None, stack: FusedStack, head: FusedHead) -> FusedStep | None:
         if not isinstance(stack, NativeStack) or not isinstance(head, NativeHead):
-            return None
+            return self._no_step("another fuser made its layers or its head")
         if isinstance(head, NativeTiedHead):
             table = Table(head.embedding.memory, head.embedding.is_packed)
         elif embedding_VD is not None:
             table = Table(embedding_VD.contiguous())
         else:
-            return None
-        fits = table.memory.dtype == stack.dtype == head.dtype and table.memory.shape[1:] == (stack.width,)
-        return NativeStep(table, stack, head) if fits else None
+            return self._no_step("its head took over no embedding, and there is no other")
+        if not table.memory.dtype == stack.dtype == head.dtype or table.memory.shape[1:] != (stack.width,):
+            return self._no_step("its embedding, layers and head differ in dtype or width")
+        self._log.add(KernelChoice("ids to logits", f"{self._name}, under native attention"))
+        return NativeStep(table, stack, head)
+
+    def _no_step(self, reason: str) -> None:
+        self._log.add(KernelChoice("ids to logits", "part by part", ((self._name, reason),)))
 
     def head(self, norm_D: torch.Tensor, eps: float, head: Linear | torch.Tensor) -> FusedHead | None:
-        """A tied head comes as the embedding [V, D], which it takes over."""
+        """A tied head comes as the embedding [V, D], which is used in place."""
         if isinstance(head, torch.Tensor):
-            self._log.add(KernelChoice("head", self._name))
-            linear = NativeLinear(self._tools, head, None, always_native=self._always)
-            return NativeTiedHead(self._tools, norm_D, eps, linear)
+            head = NativeLinear(self._tools, head, None, always_native=self._always, shared=True)
         if not isinstance(head, NativeLinear):
             self._log.add(KernelChoice("head", "torch", ((self._name, f"its product is {type(head).__name__}"),)))
             return None
         self._log.add(KernelChoice("head", self._name))
         return NativeHead(self._tools, norm_D, eps, head)
+
+    def tied_head(self, norm_D: torch.Tensor, eps: float, embedding_VD: torch.Tensor) -> FusedTiedHead:
+        self._log.add(KernelChoice("head", self._name))
+        head = NativeLinear(self._tools, embedding_VD, None, always_native=self._always)
+        return NativeTiedHead(self._tools, norm_D, eps, head)

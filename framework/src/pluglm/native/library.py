@@ -9,7 +9,7 @@ from pathlib import Path
 from pluglm.native.build import NativeBuildError
 
 _POINTER, _INT32, _INT64, _FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
-_NO_ROW = 2  # what src/stack.cpp returns
+_NO_ROW = 2  # as in src/tools.h
 
 
 def _require_memory(status: int) -> None:

@@ -47,10 +47,11 @@ def dense(x: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.
 
 
 class NativeLinear:
-    """x @ weight.T + bias. In float32 the bits of a row do not depend on the other rows while native runs them.
+    """x @ weight.T + bias. In float32, and where it is packed, a row that native runs has bits of its own, whatever the
+    others are.
 
     weight_NK: float32 or bfloat16; it is copied into huge pages, unless it is there, and packed for products in panels
-    (src/panels.h) where it fits. shared: others read it too, so it stays as it lies. bias_N becomes float32.
+    (src/panels.h) where it fits. shared: others read it too, so it is not packed. bias_N becomes float32.
     always_native: for runs in which bits must not depend on the number of rows. why_torch: why torch multiplies many
     rows, or None; most_rows: how many stay native. torch's product is its plain reference (DenseLinear).
     """
@@ -74,11 +75,10 @@ class NativeLinear:
         bias = 0 if self._wide_bias_N is None else self._wide_bias_N.data_ptr()
         self.struct = LinearStruct(self.memory.data_ptr(), bias, *self.shape)
         self.address = ctypes.addressof(self.struct)
-        self.fits_panels = self.dtype == torch.bfloat16 and bool(tools.library.pluglm_panels_fit(self.address))
-        if self.fits_panels and not shared:
+        if self.dtype == torch.bfloat16 and not shared and tools.library.pluglm_panels_fit(self.address):
             tools.library.pluglm_pack_weight(tools.handle, self.memory.data_ptr(), *self.shape)
             self.struct.is_packed = 1
-        self.why_torch = None if always_native else self._why_torch()
+        self.why_torch = None if always_native else self._why_torch(shared)
         self.most_rows = ANY_ROWS if self.why_torch is None else most_native_rows(tools, weight_NK.dtype)
 
     @property
@@ -103,13 +103,13 @@ class NativeLinear:
         tools.library.pluglm_packed_rows(tools.handle, self.address, *given)
         return out_TK
 
-    def _why_torch(self) -> str | None:
+    def _why_torch(self, shared: bool) -> str | None:
         """Why torch multiplies many rows, or None."""
         tools, dtype = self._tools, self.dtype
-        if self.fits_panels:
+        if self.is_packed:
             return None
         if dtype == torch.bfloat16 and tools.level in _PAIRS and not tools.has_tiles:
-            return f"{list(self.shape)} is not in multiples of 32"
+            return "others read it as it lies" if shared else f"{list(self.shape)} is not in multiples of 32"
         return f"{str(dtype).removeprefix('torch.')} of more than {most_native_rows(tools, dtype)} rows is faster there"
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

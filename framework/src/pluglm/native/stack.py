@@ -139,5 +139,5 @@ class NativeStack:
 
 
 def _offers_calls(attend: AttentionCall) -> TypeGuard[CallsOffered]:
-    """Asked of the class first, of which Python keeps the answer."""
+    """issubclass first: Python keeps its answer."""
     return issubclass(type(attend), CallsOffered) or isinstance(attend, CallsOffered)

@@ -64,6 +64,6 @@ class Acceptance:
         self._added.pop(sequence_id, None)
 
     def _odds(self, kind: int) -> float:
-        """As if a tenth of a draft more were half kept, so that nothing is certain."""
+        """Smoothed by a tenth of a draft, half of it kept: no chance is 0 or 1."""
         kept = self._kept[kind] + 0.05
         return kept / (self._reached[kind] + 0.1 - kept)

@@ -1,4 +1,4 @@
-"""Base of this package's drafters: with `adaptive: true` a sequence's past decides how much is drafted for it."""
+"""Base of this package's drafters: with `adaptive: true`, what was kept and what steps took decide how much is drafted."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class _Trial(NamedTuple):
 
 
 class DraftLengths:
-    """`limits` says what may be drafted, and leaves no trace; `observe` is told of each sequence once what came of it.
+    """`limits` says what may be drafted; `observe` is told of each sequence once what came of the last such answer.
 
     Then `end_step` is called. All sequences share what is learned of classes; for each to be alone, give each its own.
     """

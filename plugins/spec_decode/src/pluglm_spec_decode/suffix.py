@@ -112,7 +112,7 @@ class SuffixDrafter(AdaptiveDrafter):
         super().__init__(config)
         self._config = config
         self._texts: dict[int, _Text] = {}
-        self._searched: dict[int, _Searched] = {}  # with `adaptive` a step asks for the confidence, then for the drafts
+        self._searched: dict[int, _Searched] = {}  # with `adaptive` a step asks for the classes, then for the drafts
         self._past = PastTexts(config.shared_tokens, config.max_context)
 
     @classmethod

@@ -141,9 +141,7 @@ class FusedHead(Protocol):
 
 @runtime_checkable
 class FusedTiedHead(Protocol):
-    """Optional ability of a FusedHead that was made of an embedding: it took that over, maybe to pack it in place, so
-    only it knows its rows.
-    """
+    """A FusedHead over an embedding that it took over, maybe to pack it where it lies: only it knows the rows now."""
 
     def __call__(self, hidden_RD: torch.Tensor) -> torch.Tensor: ...
 
@@ -176,7 +174,7 @@ class Fuser(Protocol):
     def layer(self, parts: LayerParts) -> FusedLayer | None: ...
 
     def head(self, norm_D: torch.Tensor, eps: float, head: Linear | torch.Tensor) -> FusedHead | None:
-        """head: the layer, or of a tied model the embedding [V, D], which a FusedTiedHead takes over."""
+        """head: the layer, or of a tied model the embedding [V, D], which stays what it is."""
         ...
 
     def placed(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -198,6 +196,15 @@ class StackFuser(Protocol):
 
     def stack(self, layers: Sequence[FusedLayer], ropes: Sequence[int]) -> FusedStack | None:
         """layers: all of a model, of this fuser; ropes: which rotary embedding each uses. None: they run one by one."""
+        ...
+
+
+@runtime_checkable
+class TiedFuser(Protocol):
+    """Optional ability of a Fuser."""
+
+    def tied_head(self, norm_D: torch.Tensor, eps: float, embedding_VD: torch.Tensor) -> FusedTiedHead | None:
+        """As `head`, but the embedding is its own from then on: nobody else may read it. None: nothing was done."""
         ...
 
 
@@ -259,4 +266,28 @@ class Model(Protocol):
 
     def logits(self, hidden_RD: torch.Tensor) -> torch.Tensor:
         """Final norm and head: logits_RV float32."""
+        ...
+
+
+class RowPicker(Protocol):
+    """How a backend gathers rows: x_TD[rows_R], rows_R int64."""
+
+    def __call__(self, x_TD: torch.Tensor, rows_R: torch.Tensor, /) -> torch.Tensor: ...
+
+
+@runtime_checkable
+class RowsModel(Protocol):
+    """Optional ability of a Model: what lies behind its last attention is computed for the rows with logits alone."""
+
+    def forward_rows(self, inputs: ModelInput, attend: AttentionCall, pick_rows: RowPicker) -> torch.Tensor:
+        """hidden_RD, the rows inputs.logit_rows_R of `forward`; the KV of every row is stored all the same."""
+        ...
+
+
+@runtime_checkable
+class LogitsModel(Protocol):
+    """Optional ability of a Model: from token ids to the logits of all rows in one go."""
+
+    def forward_logits(self, inputs: ModelInput, attend: AttentionCall) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """hidden_TD, and logits_TV float32, as `forward` and `logits` give them. None, and nothing done: call those."""
         ...

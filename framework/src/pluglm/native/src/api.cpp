@@ -1,5 +1,5 @@
 // The functions that Python calls: plain C, one structure of pointers for what stays, the rest as arguments. Those that
-// return int32_t give 0, or 1 when there is no memory for it.
+// return int32_t give 0, or a code of tools.h.
 #include <exception>
 
 #include "head.h"
@@ -16,8 +16,7 @@ template <typename T>
 void linear_to(Tools& tools, const Linear<T>& layer, const T* x_RK, int64_t rows, int32_t out_type, void* out_RN) {
   if (out_type == FLOAT32) return linear(tools.pool, tools.tiles, layer, x_RK, rows, (float*)out_RN);
   if constexpr (std::is_same_v<T, bf16>)
-    if (takes_panels(layer, rows))
-      return linear_in_panels(tools.pool, tools.tiles, layer, x_RK, rows, (bf16*)out_RN);
+    if (layer.is_packed) return linear_in_panels(tools.pool, layer, x_RK, rows, (bf16*)out_RN);
   auto* wide = (float*)tools.work.get(rows * layer.outputs * sizeof(float));
   linear(tools.pool, tools.tiles, layer, x_RK, rows, wide);
   each_row(tools.pool, rows, layer.outputs, [&](int64_t row) {
@@ -103,11 +102,11 @@ int32_t pluglm_gated(Tools* tools, int32_t type, int32_t activation, const void*
 // Whether a Linear<bf16> can be multiplied in panels.
 int32_t pluglm_panels_fit(const void* layer) { return panels_fit(*(const Linear<bf16>*)layer); }
 
-// 2 when a number is none of the weight's rows; then nothing is written.
+// NO_ROW when a number is none of the weight's rows; then nothing is written.
 int32_t pluglm_packed_rows(Tools* tools, const void* layer, const int64_t* numbers_T, int64_t count, void* out_TK) {
   const auto& packed = *(const Linear<bf16>*)layer;
   for (int64_t i = 0; i < count; i++)
-    if (numbers_T[i] < 0 || numbers_T[i] >= packed.outputs) return 2;
+    if (numbers_T[i] < 0 || numbers_T[i] >= packed.outputs) return NO_ROW;
   return in_turn(tools, [&] {
     each_row(tools->pool, count, packed.inputs, [&](int64_t i) {
       packed_row(packed.weight_NK, packed.inputs, numbers_T[i], (bf16*)out_TK + i * packed.inputs);

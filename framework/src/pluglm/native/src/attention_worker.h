@@ -6,6 +6,8 @@
 
 namespace pluglm {
 
+static_assert(FEW_ROWS <= GROUP_ROWS);  // their scores are in memory at once
+
 constexpr int STRETCH = 64;               // keys that are packed at a time if only one group of rows reads them
 constexpr int SCORES_STRIDE = SPAN + 32;  // not a power of two, or rows would share few sets of the first cache
 static_assert(STRETCH % PANEL == 0 && KEY_TILE % LANES == 0 && SPAN % KEY_TILE == 0);

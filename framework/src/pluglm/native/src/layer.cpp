@@ -101,8 +101,8 @@ namespace {
 template <typename T>
 void activate_rows(Tools& tools, const Layer<T>& layer, const T* normed_TD, int64_t rows, float* both, T* active_TI) {
   if constexpr (std::is_same_v<T, bf16>)
-    if (!both)
-      return gated_in_panels(tools.pool, tools.tiles, layer.gate_up, layer.activation, normed_TD, rows, active_TI);
+    if (layer.gate_up.is_packed)
+      return gated_in_panels(tools.pool, layer.gate_up, layer.activation, normed_TD, rows, active_TI);
   const int64_t inner = layer.down.inputs;
   linear(tools.pool, tools.tiles, layer.gate_up, normed_TD, rows, both);
   each_row(tools.pool, rows, inner, [&](int64_t row) {
@@ -111,23 +111,17 @@ void activate_rows(Tools& tools, const Layer<T>& layer, const T* normed_TD, int6
   });
 }
 
-template <typename T>
-bool gates_in_panels(const Linear<T>& gate_up, int64_t rows) {
-  if constexpr (std::is_same_v<T, bf16>) return takes_panels(gate_up, rows);
-  return false;
-}
-
 }  // namespace
 
 template <typename T>
 void post_attention(Tools& tools, const Layer<T>& layer, const T* x_TD, const T* attended, int64_t rows, T* out_TD) {
   const int64_t D = layer.output.outputs, inner = layer.down.inputs;
-  const int64_t wide = gates_in_panels(layer.gate_up, rows) ? 0 : rows * 2 * inner;
+  const int64_t wide = layer.gate_up.is_packed ? 0 : rows * 2 * inner;
   Pieces pieces(tools.work, 2 * Pieces::size_of<float>(rows * D) + Pieces::size_of<T>(rows * D) +
                                 Pieces::size_of<float>(wide) + Pieces::size_of<T>(rows * inner));
   float *change = pieces.take<float>(rows * D), *sum_TD = pieces.take<float>(rows * D);
   T* normed = pieces.take<T>(rows * D);
-  float* both = wide ? pieces.take<float>(wide) : nullptr;
+  float* both = pieces.take<float>(wide);
   T* active = pieces.take<T>(rows * inner);
 
   linear(tools.pool, tools.tiles, layer.output, attended, rows, change);

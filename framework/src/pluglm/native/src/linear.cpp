@@ -156,8 +156,8 @@ void linear(Pool& pool, Scratch&, const Linear<float>& layer, const float* x_RK,
 }
 
 void linear(Pool& pool, Scratch& tiles, const Linear<bf16>& layer, const bf16* x_RK, int64_t rows, float* out_RN) {
-  if (rows > 1 && !layer.is_packed && tiles_fit(layer)) return tiled_linear(pool, tiles, layer, x_RK, rows, out_RN);
-  if (takes_panels(layer, rows)) return linear_in_panels(pool, tiles, layer, x_RK, rows, out_RN);
+  if (layer.is_packed) return linear_in_panels(pool, layer, x_RK, rows, out_RN);
+  if (rows > 1 && tiles_fit(layer)) return tiled_linear(pool, tiles, layer, x_RK, rows, out_RN);
   in_chunks(pool, layer, x_RK, rows, out_RN);
 }
 

@@ -19,16 +19,17 @@ namespace {
 constexpr int HALF = 16;  // outputs in a register; a panel is two such halves
 constexpr int OUTPUTS = 2 * HALF;
 constexpr int MOST = 12;  // rows of x at once: with two sums each, two weights and a pair they fill the registers
-constexpr int FEW = 4;    // so few rows pass as fast as the hardware runs ahead by itself, and a prefetch is in the way
+constexpr int FEW = 4;    // up to so many rows the hardware's own prefetching keeps up, and ours is in the way
 constexpr int64_t FEW_BYTES = 256 << 10;    // of weights in an item of work for as many rows as pass at once
 constexpr int64_t GROUP_BYTES = 112 << 10;  // of panels that stay in the second cache while more rows pass
 constexpr int64_t PARTS_PER_THREAD = 4, LEAST_PART = 96;  // rows are parted where there are few groups for the threads
 
-// The packed halves of a panel, and how many words the next one's are away. One half is of the first half of all outputs
-// and one of the second: two long runs through the memory, which the hardware follows; and a gate meets what it gates.
+// The packed halves of a panel. One is of the first half of all outputs and one of the second: two long runs through the
+// memory, which the hardware follows; and a gate meets what it gates.
 struct Panel {
   const int32_t *first, *second;
-  int64_t step;
+
+  Panel next(int64_t stride) const { return {first + HALF * stride, second + HALF * stride}; }
 };
 
 // What becomes of two sums, those of one row and one panel.
@@ -68,20 +69,6 @@ struct Gated {
   }
 };
 
-// The panel's weight rows as two times [inputs / 2][HALF] pairs. Meanwhile those of panel `next` are fetched.
-void pack(const Linear<bf16>& layer, int64_t number, int64_t next, int32_t* panel) {
-  const int64_t stride = layer.inputs / 2, apart = layer.outputs / 2;
-  const auto* weights = (const int32_t*)layer.weight_NK;
-  for (int half = 0; half < 2; half++, panel += stride * HALF) {
-    const int32_t* from = weights + (number * HALF + half * apart) * stride;
-    const int32_t* ahead = weights + (next * HALF + half * apart) * stride;
-    for (int64_t k = 0; k < stride; k += 16) {
-      for (int i = 0; i < HALF; i++) __builtin_prefetch(ahead + i * stride + k, 0, 2);
-      transpose(from + k, stride, HALF, panel + k * HALF, HALF);
-    }
-  }
-}
-
 // x: the first of ROWS rows, which is number `row`. ahead: what is to be read next, fetched meanwhile if FETCH.
 template <int ROWS, bool FETCH, typename Finish>
 void multiply(Panel weights, Panel ahead, int64_t panel, const int32_t* x, int64_t stride, int64_t row,
@@ -118,7 +105,7 @@ void multiply_some(int64_t rows, Panel weights, Panel ahead, int64_t panel, int6
     if (rows < ROWS)
       return multiply_some<FETCH, ROWS - 1>(rows, weights, ahead, panel, count, x, stride, row, finish);
   for (int64_t i = 0; i < count; i++) {
-    const Panel next{weights.first + weights.step, weights.second + weights.step, weights.step};
+    const Panel next = weights.next(stride);
     multiply<ROWS, FETCH && (ROWS > FEW)>(weights, i + 1 < count ? next : ahead, panel + i, x, stride, row, finish);
     weights = next;
   }
@@ -143,37 +130,25 @@ struct Plan {
 };
 
 template <typename Finish>
-void in_panels(Pool& pool, Scratch& scratch, const Linear<bf16>& layer, const bf16* x_RK, int64_t rows,
-               const Finish& finish) {
+void in_panels(Pool& pool, const Linear<bf16>& layer, const bf16* x_RK, int64_t rows, const Finish& finish) {
   const Plan plan(layer, rows, pool.num_threads());
-  const int64_t stride = layer.inputs / 2, words = stride * OUTPUTS, items = plan.items();
-  const auto* weights = (const int32_t*)layer.weight_NK;
-  int32_t* memory = nullptr;
-  if (!layer.is_packed) memory = (int32_t*)scratch.get(pool.num_threads() * plan.at_once * words * sizeof(int32_t));
-  auto packed = [&](int64_t panel) {
-    const int32_t* first = weights + panel * HALF * stride;
-    return Panel{first, first + layer.outputs / 2 * stride, HALF * stride};
+  const int64_t stride = layer.inputs / 2, items = plan.items();
+  auto at = [&](int64_t panel) {
+    const int32_t* first = (const int32_t*)layer.weight_NK + panel * HALF * stride;
+    return Panel{first, first + layer.outputs / 2 * stride};
   };
   std::atomic<int64_t> unclaimed{0};
   auto claim = [&] { return unclaimed.fetch_add(1, std::memory_order_relaxed); };
-  pool.run(int(std::min<int64_t>(pool.num_threads(), items)), [&](int index) {
-    int32_t* group = memory + index * plan.at_once * words;
+  pool.run(int(std::min<int64_t>(pool.num_threads(), items)), [&](int) {
     for (int64_t item = claim(), then; item < items; item = then) {
       then = claim();  // beforehand, to know what to fetch
       const int64_t first = plan.first_panel(item), next = plan.first_panel(std::min(then, items - 1));
-      Panel panels = packed(first);
-      if (!layer.is_packed) {
-        panels = {group, group + stride * HALF, words};
-        for (int64_t i = 0; i < plan.at_once; i++) pack(layer, first + i, next + i, group + i * words);
-      }
       const int64_t begin = plan.begin(item), count = plan.end(item) - begin, blocks = (count + MOST - 1) / MOST;
       for (int64_t b = 0; b < blocks; b++) {
         const int64_t row = begin + b * count / blocks, end = begin + (b + 1) * count / blocks;  // as equal as can be
         const auto* x = (const int32_t*)x_RK + row * stride;
-        if (layer.is_packed && b == 0)
-          multiply_some<true>(end - row, panels, packed(next), first, plan.at_once, x, stride, row, finish);
-        else
-          multiply_some<false>(end - row, panels, panels, first, plan.at_once, x, stride, row, finish);
+        const auto some = b ? multiply_some<false, MOST, Finish> : multiply_some<true, MOST, Finish>;
+        some(end - row, at(first), at(next), first, plan.at_once, x, stride, row, finish);
       }
     }
   });
@@ -200,16 +175,14 @@ void pack_weight(Pool& pool, Scratch& scratch, bf16* weight_NK, int64_t outputs,
 }
 
 template <typename Out>
-void linear_in_panels(Pool& pool, Scratch& scratch, const Linear<bf16>& layer, const bf16* x_RK, int64_t rows,
-                      Out* out_RN) {
-  const Stored<Out> finish{layer.bias_N, out_RN, layer.outputs};
-  in_panels(pool, scratch, layer, x_RK, rows, finish);
+void linear_in_panels(Pool& pool, const Linear<bf16>& layer, const bf16* x_RK, int64_t rows, Out* out_RN) {
+  in_panels(pool, layer, x_RK, rows, Stored<Out>{layer.bias_N, out_RN, layer.outputs});
 }
 
-void gated_in_panels(Pool& pool, Scratch& scratch, const Linear<bf16>& gate_up, Activation kind, const bf16* x_RK,
-                     int64_t rows, bf16* out_RI) {
+void gated_in_panels(Pool& pool, const Linear<bf16>& gate_up, Activation kind, const bf16* x_RK, int64_t rows,
+                     bf16* out_RI) {
   const int64_t inner = gate_up.outputs / 2;
-  auto run = [&](auto finish) { in_panels(pool, scratch, gate_up, x_RK, rows, finish); };
+  auto run = [&](auto finish) { in_panels(pool, gate_up, x_RK, rows, finish); };
   if (kind == SILU) run(Gated<true>{gate_up.bias_N, out_RI, inner, kind});
   else run(Gated<false>{gate_up.bias_N, out_RI, inner, kind});
 }
@@ -219,12 +192,12 @@ void gated_in_panels(Pool& pool, Scratch& scratch, const Linear<bf16>& gate_up, 
 bool panels_fit(const Linear<bf16>&) { return false; }
 void pack_weight(Pool&, Scratch&, bf16*, int64_t, int64_t) { std::abort(); }
 template <typename Out>
-void linear_in_panels(Pool&, Scratch&, const Linear<bf16>&, const bf16*, int64_t, Out*) { std::abort(); }
-void gated_in_panels(Pool&, Scratch&, const Linear<bf16>&, Activation, const bf16*, int64_t, bf16*) { std::abort(); }
+void linear_in_panels(Pool&, const Linear<bf16>&, const bf16*, int64_t, Out*) { std::abort(); }
+void gated_in_panels(Pool&, const Linear<bf16>&, Activation, const bf16*, int64_t, bf16*) { std::abort(); }
 
 #endif
 
-template void linear_in_panels(Pool&, Scratch&, const Linear<bf16>&, const bf16*, int64_t, float*);
-template void linear_in_panels(Pool&, Scratch&, const Linear<bf16>&, const bf16*, int64_t, bf16*);
+template void linear_in_panels(Pool&, const Linear<bf16>&, const bf16*, int64_t, float*);
+template void linear_in_panels(Pool&, const Linear<bf16>&, const bf16*, int64_t, bf16*);
 
 }  // namespace pluglm

@@ -1,6 +1,6 @@
 // Products with sixteen outputs side by side, so that a register of weights meets one pair of x and no sum has to be
-// added across its lanes. Weights are packed that way when they are loaded; those that others read too as they lie are
-// packed as they pass, which pays for many rows. For CPUs that multiply pairs of bfloat16 and have no matrix tiles.
+// added across its lanes. Weights are packed that way when they are loaded. For CPUs that multiply pairs of bfloat16 and
+// have no matrix tiles.
 #pragma once
 #include "linear.h"
 #include "rows.h"
@@ -21,20 +21,14 @@ inline void packed_row(const void* weight, int64_t inputs, int64_t number, void*
   for (int64_t k = 0; k < stride; k++) ((int32_t*)out_K)[k] = from[k * GROUP];
 }
 
-constexpr int64_t PANEL_ROWS = 48;  // from so many on, packing costs less than sums across lanes (tried on Zen 4)
-
-inline bool takes_panels(const Linear<bf16>& layer, int64_t rows) {
-  return layer.is_packed || (rows >= PANEL_ROWS && panels_fit(layer));
-}
-
-// out_RN = x weight' + bias, added up in float32. A row's bits do not depend on the others. Out: float or bf16.
+// Of packed weights: out_RN = x weight' + bias, added up in float32. A row's bits do not depend on the others. Out: float
+// or bf16.
 template <typename Out>
-void linear_in_panels(Pool& pool, Scratch& scratch, const Linear<bf16>& layer, const bf16* x_RK, int64_t rows,
-                      Out* out_RN);
+void linear_in_panels(Pool& pool, const Linear<bf16>& layer, const bf16* x_RK, int64_t rows, Out* out_RN);
 
-// out_RI = activation(x gate') * (x up'), I half of the outputs: gate and up are the two halves of the weight rows.
-// What the two give never leaves the first cache, and is not rounded.
-void gated_in_panels(Pool& pool, Scratch& scratch, const Linear<bf16>& gate_up, Activation kind, const bf16* x_RK,
-                     int64_t rows, bf16* out_RI);
+// Of packed weights: out_RI = activation(x gate') * (x up'), I half of the outputs: gate and up are the two halves of the
+// weight rows. What the two give never leaves the first cache, and is not rounded.
+void gated_in_panels(Pool& pool, const Linear<bf16>& gate_up, Activation kind, const bf16* x_RK, int64_t rows,
+                     bf16* out_RI);
 
 }  // namespace pluglm

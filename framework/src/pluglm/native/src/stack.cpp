@@ -10,8 +10,6 @@ using namespace pluglm;
 
 namespace {
 
-constexpr int32_t NO_MEMORY = 1, NO_ROW = 2;
-
 // As attention components offer theirs: 0, or NO_MEMORY.
 typedef int32_t (*Attend)(void* tools, int32_t type, const void* call);
 

@@ -14,14 +14,17 @@ struct Tools {
   Tools(int num_threads, int spin_us) : pool(num_threads, spin_us) {}
 };
 
-// Runs `call` when nobody else uses the tools. 0, or 1 when there is no memory for it.
+// What the functions that Python calls return, if not 0: there is no memory for it; a number is asked for that is no row.
+constexpr int32_t NO_MEMORY = 1, NO_ROW = 2;
+
+// Runs `call` when nobody else uses the tools. 0, or NO_MEMORY.
 template <typename Call>
 int32_t in_turn(Tools* tools, Call&& call) {
   const auto turn = tools->pool.turn();
   try {
     call();
   } catch (const std::bad_alloc&) {
-    return 1;
+    return NO_MEMORY;
   }
   return 0;
 }
