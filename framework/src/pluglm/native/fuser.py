@@ -13,7 +13,7 @@ from pluglm.native.layers import NativeHead, NativeLayer, NativeTiedHead, refusa
 from pluglm.native.linear import NativeLinear
 from pluglm.native.stack import NativeStack
 from pluglm.native.stack import refusal as stack_refusal
-from pluglm.native.step import NativeStep, Table
+from pluglm.native.step import make_step
 
 if TYPE_CHECKING:
     from pluglm.kernel.interfaces.kernels import KernelLog
@@ -75,21 +75,12 @@ class NativeFuser:
         return NativeStack(self._tools, native, ropes)
 
     def step(self, embedding_VD: torch.Tensor | None, stack: FusedStack, head: FusedHead) -> FusedStep | None:
-        if not isinstance(stack, NativeStack) or not isinstance(head, NativeHead):
-            return self._no_step("another fuser made its layers or its head")
-        if isinstance(head, NativeTiedHead):
-            table = Table(head.embedding.memory, head.embedding.is_packed)
-        elif embedding_VD is not None:
-            table = Table(embedding_VD.contiguous())
-        else:
-            return self._no_step("its head took over no embedding, and there is no other")
-        if not table.memory.dtype == stack.dtype == head.dtype or table.memory.shape[1:] != (stack.width,):
-            return self._no_step("its embedding, layers and head differ in dtype or width")
+        found = make_step(embedding_VD, stack, head)
+        if isinstance(found, str):
+            self._log.add(KernelChoice("ids to logits", "part by part", ((self._name, found),)))
+            return None
         self._log.add(KernelChoice("ids to logits", f"{self._name}, under native attention"))
-        return NativeStep(table, stack, head)
-
-    def _no_step(self, reason: str) -> None:
-        self._log.add(KernelChoice("ids to logits", "part by part", ((self._name, reason),)))
+        return found
 
     def head(self, norm_D: torch.Tensor, eps: float, head: Linear | torch.Tensor) -> FusedHead | None:
         """A tied head comes as the embedding [V, D], which is used in place."""

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from pluglm.native.layers import NativeHead, NativeTiedHead
 from pluglm.native.linear import dense
-from pluglm.native.stack import Source
+from pluglm.native.stack import NativeStack, Source
 
 if TYPE_CHECKING:
-    from pluglm.kernel.interfaces.model import AttentionCall
-    from pluglm.native.layers import NativeHead
-    from pluglm.native.stack import NativeStack
+    from pluglm.kernel.interfaces.model import AttentionCall, FusedHead, FusedStack
 
 # T: rows, D: hidden size, V: vocabulary, P: positions of a table, H: head dim
 
@@ -60,6 +59,21 @@ class NativeStep:
         source = Source(gathers=gathers.buffer_info()[0], num_gathers=len(numbers) // _GATHER)
         stack.run(room, calls, room.angles, hidden_TD, source, head.logits(logits_TV))
         return hidden_TD, logits_TV
+
+
+def make_step(embedding_VD: torch.Tensor | None, stack: FusedStack, head: FusedHead) -> NativeStep | str:
+    """The step of these parts, or why there is none. embedding_VD: None where the head took it over."""
+    if not isinstance(stack, NativeStack) or not isinstance(head, NativeHead):
+        return "another fuser made its layers or its head"
+    if isinstance(head, NativeTiedHead):
+        table = Table(head.embedding.memory, head.embedding.is_packed)
+    elif embedding_VD is not None:
+        table = Table(embedding_VD.contiguous())
+    else:
+        return "its head took over no embedding, and there is no other"
+    if not table.memory.dtype == stack.dtype == head.dtype or table.memory.shape[1:] != (stack.width,):
+        return "its embedding, layers and head differ in dtype or width"
+    return NativeStep(table, stack, head)
 
 
 def _gather(table: Table, ids_T: torch.Tensor, to_T: torch.Tensor) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Base of this package's drafters: with `adaptive: true`, what was kept and what steps took decide how much is drafted."""
+"""Base of this package's drafters: `adaptive: true` drafts as much as pays, by what was kept and what steps took."""
 
 from __future__ import annotations
 
