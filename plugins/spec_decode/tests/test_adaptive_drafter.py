@@ -66,7 +66,7 @@ class Target:
                 kept += 1
             text += [0] * (kept + 1)
             committed += kept + 1
-            self.drafter.observe(sequence_id, kept, [0] * (kept + 1))
+            self.drafter.observe(sequence_id, kept, [*[0] * kept, 1])
         return sum(drafts), committed
 
 
@@ -233,3 +233,59 @@ def test_tags():
     assert provided(SuffixDrafter, SuffixConfig(shared_tokens=0)) == frozenset()
     both = DraftModelConfig(model="m", draws=True, adaptive=True, draft_cost=1.0)
     assert provided(DraftModelDrafter, both) == {ROWS, ADAPTS}
+
+
+def taught():
+    """Two sequences, of whose last proposal no outcome came, and the drafts proposed."""
+    target = make(0.8)
+    total(target, 40, 0, 1)
+    requests = [draft_request(target.texts[one], sequence_id=one, max_tokens=99) for one in (0, 1)]
+    drafts = ids_of(target.drafter.propose(requests))
+    assert all(drafts)
+    return target.drafter, drafts
+
+
+def test_outcomes_of_steps_without_a_proposal_say_nothing():
+    """As when running sequences leave no room for drafts in a step's budget: then nobody is asked."""
+    drafter, drafts = taught()
+    for sequence_id in (0, 1):
+        drafter.observe(sequence_id, len(drafts[sequence_id]), [*drafts[sequence_id], 1])
+    share = drafter._shared.acceptance.share(0)
+    for _ in range(50):
+        drafter.observe(0, 0, [7])
+        drafter.observe(1, 0, [7])
+    assert drafter._shared.acceptance.share(0) == share
+
+
+def test_a_draft_that_was_cut_is_not_a_refused_one():
+    """As when there is no KV for it: what is committed in its place is itself."""
+    drafter, drafts = taught()
+    share = drafter._shared.acceptance.share(0)
+    drafter.observe(0, 0, drafts[0][:1])
+    assert drafter._shared.acceptance.share(0) == share
+    drafter.observe(1, 0, [drafts[1][0] + 1])
+    assert drafter._shared.acceptance.share(0) < share
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0])
+def test_a_clock_that_stands_still_or_goes_back_teaches_nothing(seconds):
+    target = make(0.8)
+    for _ in range(3):
+        assert target.drafter.propose([draft_request([1, 2], sequence_id=0, max_tokens=9)])
+        target.clock.now_s += seconds
+        target.drafter.observe(0, 0, [9])
+    assert not target.drafter._measured.has_pace
+
+
+def test_measuring_plain_steps_ends_where_none_can_be_measured():
+    """Every step from now on computes a prompt as well, of a sequence that nothing was proposed for."""
+    target = make(0.9)
+    total(target, 60, 0)
+    drafter, with_drafts = target.drafter, 0
+    for step in range(300):
+        [proposal] = drafter.propose([draft_request(target.texts[0], sequence_id=0, max_tokens=99)])
+        with_drafts += bool(proposal.token_ids)
+        target.clock.now_s += 0.02
+        drafter.observe(1000 + step, 0, [1])
+        drafter.observe(0, len(proposal.token_ids), [*proposal.token_ids, 1])
+    assert with_drafts > 200

@@ -17,6 +17,7 @@ from pluglm_spec_decode.drafting_costs import FEW
 from pluglm_spec_decode.step_costs import FixedCosts, MeasuredCosts
 
 PRIOR_ACCEPTANCE = 0.7
+MOST_PLAIN = 8  # in a row for the sake of measuring: where prompts are computed in all steps, none can be measured
 BY_THE_CLOCK = "the lengths of its drafts depend on the clock, and the text on them; set drafter.draft_cost"
 
 
@@ -43,12 +44,15 @@ class _Step:
     """The step last proposed for. made: by sequence, the classes of the drafts that it has, num_drafts in all.
 
     Who was asked for and got none counts as having a draft, which is not kept: asking was not worth more.
+    waiting: the drafts of each sequence whose outcome has not come. Where nobody has room for drafts there are steps
+    without a proposal, whose outcomes say nothing of this one.
     asked: tokens of each sequence that `_propose` was asked about. num_rounds: most drafts of one of them that it was
     asked for. num_behind: tokens that it had to catch up with.
     """
 
     started_s: float
     made: dict[int, Sequence[int]]
+    waiting: dict[int, list[int]]
     num_drafts: int
     asked: dict[int, int]
     num_rounds: int
@@ -83,6 +87,7 @@ class AdaptiveDrafter(Drafter):
         self._own: dict[int, DraftLengths] = {}  # by sequence, with a fixed cost
         self._seen: dict[int, int] = {}  # tokens of each sequence when `_propose` was last asked about it
         self._step: _Step | None = None
+        self._num_plain = 0  # steps without drafts that were wanted for their time, since one was last measured
 
     @classmethod
     def capabilities(cls, config: Any) -> Capabilities:
@@ -116,6 +121,9 @@ class AdaptiveDrafter(Drafter):
                 wish.sequence_id: wish.kinds[: max(len(proposal.token_ids), wish.sequence_id in found)]
                 for wish, proposal in zip(wishes, proposals, strict=True)
             },
+            waiting={
+                request.sequence_id: proposal.token_ids for request, proposal in zip(requests, proposals, strict=True)
+            },
             num_drafts=sum(len(proposal.token_ids) for proposal in answers),
             asked={one.sequence_id: len(one.token_ids) for one in limited},
             num_rounds=max(limits, default=0),
@@ -126,12 +134,15 @@ class AdaptiveDrafter(Drafter):
 
     def observe(self, sequence_id: int, num_accepted: int, token_ids: Sequence[int]) -> None:
         step = self._step
-        if step is not None:
-            if sequence_id in step.made:
-                self._learn(sequence_id, step.made[sequence_id], num_accepted)
-                step.observed_s = self._clock()
-            else:
-                step.is_alone = False
+        if step is not None and sequence_id in step.waiting:
+            drafts = step.waiting.pop(sequence_id)
+            # The token after the kept ones is another than the draft there, unless that one was never verified.
+            is_cut = num_accepted < min(len(drafts), len(token_ids)) and token_ids[num_accepted] == drafts[num_accepted]
+            kinds = step.made[sequence_id]
+            self._learn(sequence_id, kinds[:num_accepted] if is_cut else kinds, num_accepted)
+            step.observed_s = self._clock()
+        elif step is not None and sequence_id not in step.made:
+            step.is_alone = False
         self._observe(sequence_id, num_accepted, token_ids)
 
     def release(self, sequence_id: int) -> None:
@@ -140,6 +151,7 @@ class AdaptiveDrafter(Drafter):
         self._seen.pop(sequence_id, None)
         if self._step is not None:
             self._step.asked.pop(sequence_id, None)
+            self._step.waiting.pop(sequence_id, None)
         self._release(sequence_id)
 
     @abstractmethod
@@ -161,12 +173,14 @@ class AdaptiveDrafter(Drafter):
 
     def _wish(self, request: DraftRequest) -> Wish:
         num_new = len(request.token_ids) - self._seen.get(request.sequence_id, 0)
-        return Wish(request.sequence_id, self._kinds(request), max(0, num_new - FEW), request.max_tokens)
+        num_left = request.request.max_new_tokens - request.position
+        return Wish(request.sequence_id, self._kinds(request), max(0, num_new - FEW), num_left)
 
     def _limits(self, wishes: list[Wish]) -> list[int]:
         if self._measured is None:
             return [self._alone(one.sequence_id).limits([one])[0] for one in wishes]
-        if wishes and self._measured.wants_plain(len(wishes)):
+        if wishes and self._num_plain < MOST_PLAIN and self._measured.wants_plain(len(wishes)):
+            self._num_plain += 1
             return [0] * len(wishes)
         return self._shared.limits(wishes)
 
@@ -188,10 +202,13 @@ class AdaptiveDrafter(Drafter):
         step, self._step = self._step, None
         if self._measured is None or step is None or step.observed_s is None:
             return
-        seconds, pace = step.observed_s - step.started_s, self._measured.pace
-        self._shared.end_step(seconds / pace)
         self._seen |= step.asked
-        if step.asked:
-            self._shared.drafting.note(step.num_rounds, step.num_behind, step.drafting_s / pace)
-        if step.is_alone:
+        seconds = step.observed_s - step.started_s
+        if step.is_alone and seconds > step.drafting_s:  # a clock may stand still, or be set back
             self._measured.note(len(step.made), step.num_drafts, seconds - step.drafting_s)
+            self._num_plain = 0
+        if not self._measured.has_pace:  # nothing to compare times with
+            return
+        self._shared.end_step(max(0.0, seconds) / self._measured.pace)
+        if step.asked and step.drafting_s >= 0:
+            self._shared.drafting.note(step.num_rounds, step.num_behind, step.drafting_s / self._measured.pace)

@@ -101,11 +101,11 @@ class DraftLengths:
 
     def _worth(self, wish: Wish, least: float, speed: float) -> list[float]:
         worth = self.acceptance.survival(wish.sequence_id, wish.kinds, least)
-        if wish.num_behind and worth:
-            catching_up_time = wish.num_behind * self.drafting.token_time / max(1, min(HORIZON, wish.num_left))
-            worth[0] -= catching_up_time * speed
-            worth = [min(worth[0], one) for one in worth]
-        return worth
+        if not wish.num_behind or not worth:
+            return worth
+        catching_up_time = wish.num_behind * self.drafting.token_time / max(1, min(HORIZON, wish.num_left))
+        left = 1 - catching_up_time * speed / sum(worth)  # all of its drafts pay for it
+        return [one * left for one in worth] if left > 0 else []
 
     def _choose_trial(self, wishes: Sequence[Wish], drafts: Sequence[int], times: Sequence[float]) -> None:
         """A draft of a class that none is made of, where drafts that are always kept would pay."""

@@ -50,6 +50,11 @@ class MeasuredCosts:
         self._tables: dict[int, list[float]] = {}  # answers of `times`, good for some steps: they take a while to make
         self._num_noted = 0
 
+    @property
+    def has_pace(self) -> bool:
+        """Some step was noted, so that `pace` says something."""
+        return bool(self._latest)
+
     def times(self, num_sequences: int, most: int) -> list[float]:
         """Or more of them, never falling. A size without measurements takes those of the nearest.
 
