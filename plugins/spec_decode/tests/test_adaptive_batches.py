@@ -160,8 +160,8 @@ def test_equal_clocks_give_equal_steps():
 
 @pytest.mark.parametrize(("seats", "prompt", "token_ms"), [(8, 150, 0.05), (1, 150, 0.05), (1, 1000, 0.05)])
 def test_a_good_draft_model_is_worth_its_prompts(seats, prompt, token_ms):
-    """It computes each prompt first. By always drafting speed is tokens a step times a plain step's time, over that of a
-    step with rounds and its part of the texts' prompts.
+    """It computes each prompt first. By always drafting speed is tokens a step times the time of a plain step, over
+    that of a step with its rounds and its part of the prompts.
     """
     run = Run(FLAT, (0.85,), (1,), round_ms=0.8, token_ms=token_ms, most=4, seats=seats, prompt=prompt)
     tokens = (1 - 0.85**5) / (1 - 0.85)
