@@ -282,6 +282,10 @@ def test_measuring_plain_steps_ends_where_none_can_be_measured():
     target = make(0.9)
     total(target, 60, 0)
     drafter, with_drafts = target.drafter, 0
+    drafter._close_step()
+    while not drafter._measured.wants_plain(1):
+        target.step(0)
+        drafter._close_step()
     for step in range(300):
         [proposal] = drafter.propose([draft_request(target.texts[0], sequence_id=0, max_tokens=99)])
         with_drafts += bool(proposal.token_ids)
