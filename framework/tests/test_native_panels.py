@@ -16,14 +16,27 @@ from pluglm.native.linear import ANY_ROWS, NativeLinear
 from pluglm.native.tools import NativeTools
 
 Tools = Callable[..., NativeTools]
-LEVEL = "avx512_bf16"
-RUNNABLE = [level.name for level in LEVELS if missing(level) is None]
+LEVELS_WITH_PAIRS = [one.name for one in LEVELS if one.name in ("amx", "avx512_bf16") and missing(one) is None]
 
-needs_pairs = pytest.mark.skipif(LEVEL not in RUNNABLE, reason="the CPU multiplies no pairs of bfloat16")
+on_pairs = pytest.mark.parametrize("level", LEVELS_WITH_PAIRS)  # skipped where there are none
 
 # As in test_native_linear: of the sum of the products' magnitudes, and of the result, which is rounded to bfloat16.
 FLOAT32, BFLOAT16 = 2**-21, 2**-8
-ROWS = (*range(1, 14), 23, 47, 48, 49, 61, 96, 203)  # every size of a block, and blocks of unequal sizes
+ROWS = (
+    *range(1, 14),
+    16,
+    17,
+    23,
+    31,
+    32,
+    33,
+    47,
+    48,
+    49,
+    61,
+    96,
+    203,
+)  # every size of a block, and blocks of unequal sizes
 SHAPES = [(32, 32), (32, 1600), (96, 64), (320, 96), (64, 1600), (2080, 32)]
 ACTIVATIONS = {
     "silu": functional.silu,
@@ -37,14 +50,16 @@ def random(*shape: int, seed: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-@needs_pairs
+@on_pairs
 @pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("num_threads", [1, 2, 7])
-def test_equals_float64(native_tools: Tools, outputs: int, inputs: int, has_bias: bool, num_threads: int) -> None:
+def test_equals_float64(
+    native_tools: Tools, level: str, outputs: int, inputs: int, has_bias: bool, num_threads: int
+) -> None:
     weight = random(outputs, inputs, seed=0).bfloat16()
     bias = random(outputs, seed=1).bfloat16() if has_bias else None
-    layer = NativeLinear(native_tools(LEVEL, num_threads), weight, bias)
+    layer = NativeLinear(native_tools(level, num_threads), weight, bias)
     assert layer.is_packed
     assert layer.most_rows == ANY_ROWS
     for rows in ROWS:
@@ -55,10 +70,12 @@ def test_equals_float64(native_tools: Tools, outputs: int, inputs: int, has_bias
         assert bool(((layer(x).double() - exact).abs() <= FLOAT32 * size + BFLOAT16 * exact.abs()).all())
 
 
-@needs_pairs
+@on_pairs
 @pytest.mark.parametrize("num_threads", [1, 3])
-def test_weights_are_packed_where_they_lie_unless_others_read_them(native_tools: Tools, num_threads: int) -> None:
-    tools, given = native_tools(LEVEL, num_threads), random(96, 64, seed=0).bfloat16()
+def test_weights_are_packed_where_they_lie_unless_others_read_them(
+    native_tools: Tools, level: str, num_threads: int
+) -> None:
+    tools, given = native_tools(level, num_threads), random(96, 64, seed=0).bfloat16()
     weight = tools.placed(given)
     shared = NativeLinear(tools, weight, None, shared=True)
     assert torch.equal(weight, given)
@@ -71,30 +88,30 @@ def test_weights_are_packed_where_they_lie_unless_others_read_them(native_tools:
     assert weight.view(6, 32, 16, 2)[4, 31, 7].tolist() == given[4 * 16 + 7, 62:].tolist()
 
 
-@needs_pairs
+@on_pairs
 @pytest.mark.parametrize(("outputs", "inputs"), [(48, 64), (64, 48), (17, 5)])
-def test_other_shapes_stay_as_they_lie(native_tools: Tools, outputs: int, inputs: int) -> None:
+def test_other_shapes_stay_as_they_lie(native_tools: Tools, level: str, outputs: int, inputs: int) -> None:
     weight = random(outputs, inputs, seed=0).bfloat16()
-    layer = NativeLinear(native_tools(LEVEL), weight, None)
+    layer = NativeLinear(native_tools(level), weight, None)
     assert not layer.is_packed
     assert torch.equal(layer.weight, weight)
 
 
-@needs_pairs
-def test_bits_of_a_row_do_not_depend_on_the_others(native_tools: Tools) -> None:
+@on_pairs
+def test_bits_of_a_row_do_not_depend_on_the_others(native_tools: Tools, level: str) -> None:
     x = random(150, 64, seed=1).bfloat16()
     wholes = []
     for num_threads in (1, 3):
-        layer = NativeLinear(native_tools(LEVEL, num_threads), random(96, 64, seed=0).bfloat16(), None)
+        layer = NativeLinear(native_tools(level, num_threads), random(96, 64, seed=0).bfloat16(), None)
         wholes.append(whole := layer(x))
         for start, end in ((0, 1), (149, 150), (3, 8), (20, 33), (0, 48), (1, 50), (77, 150)):
             assert torch.equal(layer(x[start:end]), whole[start:end])
     assert torch.equal(*wholes)
 
 
-@needs_pairs
-def test_bits_of_a_row_of_a_layer_do_not_depend_on_the_others(native_tools: Tools) -> None:
-    tools, width = native_tools(LEVEL, 2), 64
+@on_pairs
+def test_bits_of_a_row_of_a_layer_do_not_depend_on_the_others(native_tools: Tools, level: str) -> None:
+    tools, width = native_tools(level, 2), 64
     fused = NativeFuser(tools, KernelLog(), deterministic=False).layer(
         make_feed_forward(tools, width, 160, "silu", has_bias=False)
     )
@@ -108,11 +125,11 @@ def test_bits_of_a_row_of_a_layer_do_not_depend_on_the_others(native_tools: Tool
         assert torch.equal(fused.post_attention(x[rows], attended[rows]), after[rows])
 
 
-@needs_pairs
-def test_nothing_hides_nan_and_infinity(native_tools: Tools) -> None:
+@on_pairs
+def test_nothing_hides_nan_and_infinity(native_tools: Tools, level: str) -> None:
     x = random(60, 64, seed=0).bfloat16()
     x[1, 5], x[2, 7] = float("nan"), float("inf")
-    layer = NativeLinear(native_tools(LEVEL), torch.ones(32, 64).bfloat16(), None)
+    layer = NativeLinear(native_tools(level), torch.ones(32, 64).bfloat16(), None)
     for rows in (4, 60):
         result = layer(x[:rows])
         assert bool(result[1].isnan().all())
@@ -140,13 +157,15 @@ def make_feed_forward(tools: NativeTools, width: int, inner: int, activation: st
     )
 
 
-@needs_pairs
+@on_pairs
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("num_threads", [1, 3])
-def test_gated_products_equal_float64(native_tools: Tools, activation: str, has_bias: bool, num_threads: int) -> None:
+def test_gated_products_equal_float64(
+    native_tools: Tools, level: str, activation: str, has_bias: bool, num_threads: int
+) -> None:
     """Rows of 1 and -1, whose norm leaves them as they are, so that only the gated product and the last sum round."""
-    width, inner, tools = 64, 160, native_tools(LEVEL, num_threads)
+    width, inner, tools = 64, 160, native_tools(level, num_threads)
     parts = make_feed_forward(tools, width, inner, activation, has_bias)
     fused = NativeFuser(tools, KernelLog(), deterministic=False).layer(parts)
     assert fused is not None
@@ -161,10 +180,10 @@ def test_gated_products_equal_float64(native_tools: Tools, activation: str, has_
         assert bool(((got.double() - (x.double() + active)).abs() <= bound).all())
 
 
-@needs_pairs
-def test_silu_of_extremes(native_tools: Tools) -> None:
+@on_pairs
+def test_silu_of_extremes(native_tools: Tools, level: str) -> None:
     """Small gates keep their relative precision; large ones stay what they are, or vanish."""
-    tools, width = native_tools(LEVEL), 32
+    tools, width = native_tools(level), 32
     parts = make_feed_forward(tools, width, 32, "silu", has_bias=True)
     gates = torch.tensor([0.0, 1e-30, -1e-30, 1e-4, -1e-4, 1, -1, 9, -9, 80, -80, 120, -120, 1e4, -1e4, 3e38, -3e38])
     for gate in gates.bfloat16():
@@ -190,8 +209,7 @@ def test_what_is_recorded_about_many_rows(native_tools: Tools) -> None:
     reason = (("native (baseline)", "float32 of more than 8 rows is faster there"),)
     assert choices("baseline", wide) == [KernelChoice("linear, many rows", "torch", reason)]
     assert choices("baseline", wide, deterministic=True) == [KernelChoice("linear, many rows", "native (baseline)")]
-    if LEVEL not in RUNNABLE:
-        return
-    assert choices(LEVEL, wide.bfloat16()) == [KernelChoice("linear, many rows", f"native ({LEVEL})")]
-    reason = ((f"native ({LEVEL})", "[64, 48] is not in multiples of 32"),)
-    assert choices(LEVEL, narrow.bfloat16()) == [KernelChoice("linear, many rows", "torch", reason)]
+    for level in LEVELS_WITH_PAIRS:
+        assert choices(level, wide.bfloat16()) == [KernelChoice("linear, many rows", f"native ({level})")]
+        reason = ((f"native ({level})", "[64, 48] is not in multiples of 32"),)
+        assert choices(level, narrow.bfloat16()) == [KernelChoice("linear, many rows", "torch", reason)]

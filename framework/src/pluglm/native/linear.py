@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # for amx in bfloat16 and for avx512_bf16, on one machine each; the others are estimates from the rates that both
 # products had there at that level.
 _MOST_ROWS = {
-    ("amx", torch.bfloat16): 255,
+    ("amx", torch.bfloat16): 16,
     ("avx512_bf16", torch.bfloat16): 64,
     ("amx", torch.float32): 32,
     ("avx512_bf16", torch.float32): 128,
@@ -108,7 +108,7 @@ class NativeLinear:
         tools, dtype = self._tools, self.dtype
         if self.is_packed:
             return None
-        if dtype == torch.bfloat16 and tools.level in _PAIRS and not tools.has_tiles:
+        if dtype == torch.bfloat16 and tools.level in _PAIRS:
             return "others read it as it lies" if shared else f"{list(self.shape)} is not in multiples of 32"
         return f"{str(dtype).removeprefix('torch.')} of more than {most_native_rows(tools, dtype)} rows is faster there"
 

@@ -5,6 +5,7 @@
 #include "head.h"
 #include "layer.h"
 #include "panels.h"
+#include "tiles.h"
 
 using namespace pluglm;
 
@@ -14,11 +15,11 @@ enum Type : int32_t { FLOAT32 = 0, BFLOAT16 = 1 };
 
 template <typename T>
 void linear_to(Tools& tools, const Linear<T>& layer, const T* x_RK, int64_t rows, int32_t out_type, void* out_RN) {
-  if (out_type == FLOAT32) return linear(tools.pool, tools.tiles, layer, x_RK, rows, (float*)out_RN);
+  if (out_type == FLOAT32) return linear(tools.pool, layer, x_RK, rows, (float*)out_RN);
   if constexpr (std::is_same_v<T, bf16>)
     if (layer.is_packed) return linear_in_panels(tools.pool, layer, x_RK, rows, (bf16*)out_RN);
   auto* wide = (float*)tools.work.get(rows * layer.outputs * sizeof(float));
-  linear(tools.pool, tools.tiles, layer, x_RK, rows, wide);
+  linear(tools.pool, layer, x_RK, rows, wide);
   each_row(tools.pool, rows, layer.outputs, [&](int64_t row) {
     const float* from = wide + row * layer.outputs;
     bf16* to = (bf16*)out_RN + row * layer.outputs;
@@ -115,7 +116,7 @@ int32_t pluglm_packed_rows(Tools* tools, const void* layer, const int64_t* numbe
 }
 
 int32_t pluglm_pack_weight(Tools* tools, void* weight_NK, int64_t outputs, int64_t inputs) {
-  return in_turn(tools, [&] { pack_weight(tools->pool, tools->tiles, (bf16*)weight_NK, outputs, inputs); });
+  return in_turn(tools, [&] { pack_weight(tools->pool, tools->work, (bf16*)weight_NK, outputs, inputs); });
 }
 
 int32_t pluglm_pre_attention(Tools* tools, int32_t type, const void* layer, const void* x_TD, const void* cos_TH,

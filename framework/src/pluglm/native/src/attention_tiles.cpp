@@ -2,17 +2,13 @@
 
 #include <cstdlib>
 
+#include "tiles.h"
+
 namespace pluglm {
 
 #if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
 
 namespace {
-
-struct alignas(64) TileConfig {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t bytes_per_row[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
 
 // Where a block of a product reads and writes.
 struct Place {
@@ -107,8 +103,7 @@ void begin_tiles(int rows) {
   TileConfig config;
   if (rows < TILE_ROWS)
     for (int tile = 0; tile < 5; tile++) config.rows[tile] = uint8_t(rows);  // sums and `left` of one_row_of_tiles
-  asm volatile("" : : "r"(&config) : "memory");  // GCC 12 thinks that only 8 bytes of it are read
-  _tile_loadconfig(&config);
+  load_config(config);
 }
 
 void end_tiles() { _tile_release(); }

@@ -3,6 +3,7 @@
 #include "attention_blocks.h"
 #include "attention_few.h"
 #include "attention_tiles.h"
+#include "tiles.h"
 
 namespace pluglm {
 

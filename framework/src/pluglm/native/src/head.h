@@ -14,7 +14,7 @@ void head(Tools& tools, const Linear<T>& layer, const float* norm_D, float eps, 
   each_row(tools.pool, rows, width, [&](int64_t row) {
     normalise(x_RD + row * width, norm_D, eps, width, normed_RD + row * width);
   });
-  linear(tools.pool, tools.tiles, layer, normed_RD, rows, logits_RV);
+  linear(tools.pool, layer, normed_RD, rows, logits_RV);
 }
 
 }  // namespace pluglm

@@ -91,7 +91,7 @@ void pre_attention(Tools& tools, const Layer<T>& layer, const T* x_TD, const T* 
   each_row(tools.pool, rows, width, [&](int64_t row) {
     normalise(x_TD + row * width, layer.attention_norm, layer.eps, width, normed_TD + row * width);
   });
-  linear(tools.pool, tools.tiles, layer.qkv, normed_TD, rows, qkv);
+  linear(tools.pool, layer.qkv, normed_TD, rows, qkv);
   turn_heads(tools.pool, layer, qkv, cos_TH, sin_TH, rows, heads_TCH);
 }
 
@@ -104,7 +104,7 @@ void activate_rows(Tools& tools, const Layer<T>& layer, const T* normed_TD, int6
     if (layer.gate_up.is_packed)
       return gated_in_panels(tools.pool, layer.gate_up, layer.activation, normed_TD, rows, active_TI);
   const int64_t inner = layer.down.inputs;
-  linear(tools.pool, tools.tiles, layer.gate_up, normed_TD, rows, both);
+  linear(tools.pool, layer.gate_up, normed_TD, rows, both);
   each_row(tools.pool, rows, inner, [&](int64_t row) {
     const float* gate = both + row * 2 * inner;
     gated(layer.activation, gate, gate + inner, inner, active_TI + row * inner);
@@ -124,14 +124,14 @@ void post_attention(Tools& tools, const Layer<T>& layer, const T* x_TD, const T*
   float* both = pieces.take<float>(wide);
   T* active = pieces.take<T>(rows * inner);
 
-  linear(tools.pool, tools.tiles, layer.output, attended, rows, change);
+  linear(tools.pool, layer.output, attended, rows, change);
   each_row(tools.pool, rows, D, [&](int64_t row) {
     float* sum_D = sum_TD + row * D;
     add(x_TD + row * D, change + row * D, layer.attention_out_norm, layer.eps, D, sum_D);
     normalise(sum_D, layer.mlp_norm, layer.eps, D, normed + row * D);
   });
   activate_rows(tools, layer, normed, rows, both, active);
-  linear(tools.pool, tools.tiles, layer.down, active, rows, change);
+  linear(tools.pool, layer.down, active, rows, change);
   each_row(tools.pool, rows, D, [&](int64_t row) {
     float* sum_D = sum_TD + row * D;
     add(sum_D, change + row * D, layer.mlp_out_norm, layer.eps, D, sum_D);

@@ -4,7 +4,6 @@
 #include <type_traits>
 
 #include "panels.h"
-#include "tiles.h"
 
 namespace pluglm {
 
@@ -151,13 +150,12 @@ void in_chunks(Pool& pool, const Linear<T>& layer, const T* x_RK, int64_t rows, 
 
 }  // namespace
 
-void linear(Pool& pool, Scratch&, const Linear<float>& layer, const float* x_RK, int64_t rows, float* out_RN) {
+void linear(Pool& pool, const Linear<float>& layer, const float* x_RK, int64_t rows, float* out_RN) {
   in_chunks(pool, layer, x_RK, rows, out_RN);
 }
 
-void linear(Pool& pool, Scratch& tiles, const Linear<bf16>& layer, const bf16* x_RK, int64_t rows, float* out_RN) {
+void linear(Pool& pool, const Linear<bf16>& layer, const bf16* x_RK, int64_t rows, float* out_RN) {
   if (layer.is_packed) return linear_in_panels(pool, layer, x_RK, rows, out_RN);
-  if (rows > 1 && tiles_fit(layer)) return tiled_linear(pool, tiles, layer, x_RK, rows, out_RN);
   in_chunks(pool, layer, x_RK, rows, out_RN);
 }
 

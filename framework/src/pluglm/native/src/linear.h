@@ -39,12 +39,8 @@ class Scratch {
   size_t size_ = 0;
 };
 
-// out_RN float32 = x_RK weight_NK' + bias_N. tiles: scratch for the copy of x that matrix tiles want.
-// In float32, and of packed weights, the bits of a row do not depend on the number of rows, nor on the threads.
-void linear(Pool& pool, Scratch& tiles, const Linear<float>& layer, const float* x_RK, int64_t rows, float* out_RN);
-void linear(Pool& pool, Scratch& tiles, const Linear<bf16>& layer, const bf16* x_RK, int64_t rows, float* out_RN);
-
-// Asks the system for the use of matrix tiles where the build has them; false when it refuses.
-bool allow_tiles();
+// out_RN float32 = x_RK weight_NK' + bias_N. In float32, and of packed weights, the bits of a row do not depend on the number of rows, nor on the threads.
+void linear(Pool& pool, const Linear<float>& layer, const float* x_RK, int64_t rows, float* out_RN);
+void linear(Pool& pool, const Linear<bf16>& layer, const bf16* x_RK, int64_t rows, float* out_RN);
 
 }  // namespace pluglm

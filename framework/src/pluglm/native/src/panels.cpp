@@ -18,10 +18,9 @@ namespace {
 
 constexpr int HALF = 16;  // outputs in a register; a panel is two such halves
 constexpr int OUTPUTS = 2 * HALF;
-constexpr int MOST = 12;  // rows of x at once: with two sums each, two weights and a pair they fill the registers
 constexpr int FEW = 4;    // up to so many rows the hardware's own prefetching keeps up, and ours is in the way
 constexpr int64_t FEW_BYTES = 256 << 10;    // of weights in an item of work for as many rows as pass at once
-constexpr int64_t GROUP_BYTES = 112 << 10;  // of panels that stay in the second cache while more rows pass
+constexpr int64_t GROUP_BYTES = 1024 << 10;  // of panels that stay in the second cache while more rows pass
 constexpr int64_t PARTS_PER_THREAD = 4, LEAST_PART = 96;  // rows are parted where there are few groups for the threads
 
 // The packed halves of a panel. One is of the first half of all outputs and one of the second: two long runs through the
@@ -97,27 +96,104 @@ void multiply(Panel weights, Panel ahead, int64_t panel, const int32_t* x, int64
   }
 }
 
-// Panels `panel` .. `panel` + count - 1 and a number of rows that is not known beforehand, 1 .. MOST.
-template <bool FETCH, int ROWS = MOST, typename Finish>
-void multiply_some(int64_t rows, Panel weights, Panel ahead, int64_t panel, int64_t count, const int32_t* x,
-                   int64_t stride, int64_t row, const Finish& finish) {
-  if constexpr (ROWS > 1)
-    if (rows < ROWS)
-      return multiply_some<FETCH, ROWS - 1>(rows, weights, ahead, panel, count, x, stride, row, finish);
-  for (int64_t i = 0; i < count; i++) {
-    const Panel next = weights.next(stride);
-    multiply<ROWS, FETCH && (ROWS > FEW)>(weights, i + 1 < count ? next : ahead, panel + i, x, stride, row, finish);
-    weights = next;
+// Panels of a group, one after the other, and what is read after them.
+struct Group {
+  Panel weights, ahead;
+  int64_t first, count;  // by their numbers
+
+  template <typename Each>
+  void each(int64_t stride, Each&& multiply) const {
+    Panel now = weights;
+    for (int64_t i = 0; i < count; i++) {
+      const Panel next = now.next(stride);
+      multiply(now, i + 1 < count ? next : ahead, first + i);
+      now = next;
+    }
   }
-}
+};
+
+// Products in registers.
+struct Registers {
+  static constexpr int MOST = 12;  // rows of x at once: with two sums each, two weights and a pair they fill them
+
+  template <bool FETCH, int ROWS = MOST, typename Finish>
+  static void run(int64_t rows, const Group& group, const int32_t* x, int64_t stride, int64_t row,
+                  const Finish& finish) {
+    if constexpr (ROWS > 1)
+      if (rows < ROWS) return run<FETCH, ROWS - 1>(rows, group, x, stride, row, finish);
+    group.each(stride, [&](Panel weights, Panel ahead, int64_t panel) {
+      multiply<ROWS, FETCH && (ROWS > FEW)>(weights, ahead, panel, x, stride, row, finish);
+    });
+  }
+};
+
+#if defined(__AMX_BF16__)
+
+// Products in matrix tiles: a half of a panel and 32 inputs are one, and so are 16 rows of x as they lie.
+struct Tiles {
+  static constexpr int TILE = 16, MOST = 2 * TILE;
+
+  template <bool FETCH, typename Finish>
+  static void run(int64_t rows, const Group& group, const int32_t* x, int64_t stride, int64_t row,
+                  const Finish& finish) {
+    TileConfig config;
+    for (int tile : {0, 1, 4}) config.rows[tile] = uint8_t(std::min<int64_t>(rows, TILE));
+    for (int tile : {2, 3, 5}) config.rows[tile] = uint8_t(std::max<int64_t>(rows - TILE, 1));
+    load_config(config);
+    alignas(64) float sums[4][TILE][HALF];
+    group.each(stride, [&](Panel weights, Panel ahead, int64_t panel) {
+      if (rows > TILE) multiply<FETCH, true>(weights, ahead, x, stride, sums);
+      else multiply<FETCH, false>(weights, ahead, x, stride, sums);
+      for (int r = 0; r < rows; r++) {
+        const auto* both = sums + r / TILE * 2;
+        finish(row + r, panel, load(both[0][r % TILE]), load(both[1][r % TILE]));
+      }
+    });
+    _tile_release();
+  }
+
+ private:
+  template <bool FETCH, bool TWO>
+  static void multiply(Panel weights, Panel ahead, const int32_t* x, int64_t stride, float (*sums)[TILE][HALF]) {
+    _tile_zero(0);
+    _tile_zero(1);
+    if (TWO) {
+      _tile_zero(2);
+      _tile_zero(3);
+    }
+    for (int64_t k = 0; k < stride; k += TILE) {
+      if (FETCH)
+        for (int64_t i = k; i < k + TILE; i++)
+          __builtin_prefetch(ahead.first + i * HALF, 0, 2), __builtin_prefetch(ahead.second + i * HALF, 0, 2);
+      _tile_loadd(6, weights.first + k * HALF, 64);
+      _tile_loadd(4, x + k, stride * 4);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_loadd(7, weights.second + k * HALF, 64);
+      _tile_dpbf16ps(1, 4, 7);
+      if (TWO) {
+        _tile_loadd(5, x + TILE * stride + k, stride * 4);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+      }
+    }
+    _tile_stored(0, sums[0], 64);
+    _tile_stored(1, sums[1], 64);
+    if (TWO) {
+      _tile_stored(2, sums[2], 64);
+      _tile_stored(3, sums[3], 64);
+    }
+  }
+};
+
+#endif
 
 // Panels in groups and rows in parts: an item of work is one of each.
 struct Plan {
   int64_t rows, at_once, groups, parts;  // at_once: panels of a group
 
-  Plan(const Linear<bf16>& layer, int64_t num_rows, int64_t threads) : rows(num_rows) {
+  Plan(const Linear<bf16>& layer, int64_t num_rows, int64_t most, int64_t threads) : rows(num_rows) {
     const int64_t panels = layer.outputs / OUTPUTS, bytes = OUTPUTS * layer.inputs * int64_t(sizeof(bf16));
-    at_once = std::max<int64_t>(1, (rows <= MOST ? FEW_BYTES : GROUP_BYTES) / bytes);
+    at_once = std::max<int64_t>(1, (rows <= most ? FEW_BYTES : GROUP_BYTES) / bytes);
     while (at_once > 1 && panels % (at_once * threads)) at_once--;  // the same for every thread, or one panel at a time
     groups = panels / at_once;
     const int64_t wanted = threads == 1 ? 1 : (PARTS_PER_THREAD * threads + groups - 1) / groups;
@@ -129,9 +205,10 @@ struct Plan {
   int64_t end(int64_t item) const { return (item / groups + 1) * rows / parts; }
 };
 
-template <typename Finish>
-void in_panels(Pool& pool, const Linear<bf16>& layer, const bf16* x_RK, int64_t rows, const Finish& finish) {
-  const Plan plan(layer, rows, pool.num_threads());
+template <typename Products, typename Finish>
+void by(Pool& pool, const Linear<bf16>& layer, const bf16* x_RK, int64_t rows, const Finish& finish) {
+  constexpr int MOST = Products::MOST;
+  const Plan plan(layer, rows, MOST, pool.num_threads());
   const int64_t stride = layer.inputs / 2, items = plan.items();
   auto at = [&](int64_t panel) {
     const int32_t* first = (const int32_t*)layer.weight_NK + panel * HALF * stride;
@@ -147,18 +224,26 @@ void in_panels(Pool& pool, const Linear<bf16>& layer, const bf16* x_RK, int64_t 
       for (int64_t b = 0; b < blocks; b++) {
         const int64_t row = begin + b * count / blocks, end = begin + (b + 1) * count / blocks;  // as equal as can be
         const auto* x = (const int32_t*)x_RK + row * stride;
-        const auto some = b ? multiply_some<false, MOST, Finish> : multiply_some<true, MOST, Finish>;
-        some(end - row, at(first), at(next), first, plan.at_once, x, stride, row, finish);
+        const Group group{at(first), at(next), first, plan.at_once};
+        if (b) Products::template run<false>(end - row, group, x, stride, row, finish);
+        else Products::template run<true>(end - row, group, x, stride, row, finish);
       }
     }
   });
 }
 
+template <typename Finish>
+void in_panels(Pool& pool, const Linear<bf16>& layer, const bf16* x_RK, int64_t rows, const Finish& finish) {
+#if defined(__AMX_BF16__)
+  if (allow_tiles()) return by<Tiles>(pool, layer, x_RK, rows, finish);
+#endif
+  by<Registers>(pool, layer, x_RK, rows, finish);
+}
+
 }  // namespace
 
 bool panels_fit(const Linear<bf16>& layer) {
-  const bool has_shape = layer.outputs && layer.outputs % OUTPUTS == 0 && layer.inputs && layer.inputs % 32 == 0;
-  return has_shape && !allow_tiles();
+  return layer.outputs && layer.outputs % OUTPUTS == 0 && layer.inputs && layer.inputs % 32 == 0;
 }
 
 void pack_weight(Pool& pool, Scratch& scratch, bf16* weight_NK, int64_t outputs, int64_t inputs) {

@@ -1,13 +1,13 @@
 // Products with sixteen outputs side by side, so that a register of weights meets one pair of x and no sum has to be
-// added across its lanes. Weights are packed that way when they are loaded. For CPUs that multiply pairs of bfloat16 and
-// have no matrix tiles.
+// added across its lanes. Weights are packed that way when they are loaded; it is what matrix tiles want, too. For CPUs
+// that multiply pairs of bfloat16.
 #pragma once
 #include "linear.h"
 #include "rows.h"
 
 namespace pluglm {
 
-// Whether this build has them and no matrix tiles, and the layer the shape: multiples of 32 outputs and inputs.
+// Whether this build has them, and the layer the shape: multiples of 32 outputs and inputs.
 bool panels_fit(const Linear<bf16>& layer);
 
 // In place, from row-major: sixteen rows after sixteen, each as [inputs / 2][16] pairs. For layers that fit.

@@ -1,13 +1,28 @@
-// Products in matrix tiles (AMX): 16 weight rows are one operand as they lie, the rows of x are the other, transposed.
+// What the processor is told about its matrix tiles (AMX), and whether it may be.
 #pragma once
-#include "linear.h"
+#include <cstdint>
+
+#if defined(__AMX_BF16__)
+#include <immintrin.h>
+#endif
 
 namespace pluglm {
 
-// Whether this build and process can multiply this layer in tiles: outputs a multiple of 16, inputs of 32.
-bool tiles_fit(const Linear<bf16>& layer);
+// Eight tiles of up to 16 rows of 64 bytes. Loading it clears them.
+struct alignas(64) TileConfig {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t bytes_per_row[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
 
-void tiled_linear(Pool& pool, Scratch& scratch, const Linear<bf16>& layer, const bf16* x_RK, int64_t rows,
-                  float* out_RN);
+#if defined(__AMX_BF16__)
+inline void load_config(const TileConfig& config) {
+  asm volatile("" : : "r"(&config) : "memory");  // GCC 12 thinks that only 8 bytes of it are read
+  _tile_loadconfig(&config);
+}
+#endif
+
+// Asks the system for the use of matrix tiles where the build has them; false when it refuses.
+bool allow_tiles();
 
 }  // namespace pluglm

@@ -7,7 +7,6 @@ namespace pluglm {
 
 struct Tools {
   Pool pool;
-  Scratch tiles;      // of linear
   Scratch work;       // of a layer
   Scratch attention;  // of attention
 
