@@ -4,14 +4,17 @@
 
 namespace pluglm {
 
-constexpr int FEW_ROWS = 16;  // with more of them packed keys are worth it
+// With more rows packed keys are worth it; the second where packed ones are multiplied in tiles (tried on Emerald Rapids).
+constexpr int FEW_ROWS = 16, FEW_BESIDE_TILES = 6;
 
 #if defined(__AVX512BF16__)
 constexpr int PAIRS = 16;  // in a register
 constexpr int PIECE = 16;  // values of a key that are half a register
 constexpr int COLUMNS_AT_ONCE = 64;  // of four rows: sixteen sums in registers
 
-inline bool suits_few(int rows, int head_dim) { return rows <= FEW_ROWS && head_dim % COLUMNS_AT_ONCE == 0; }
+inline bool suits_few(int rows, int head_dim, bool has_tiles) {
+  return rows <= (has_tiles ? FEW_BESIDE_TILES : FEW_ROWS) && head_dim % COLUMNS_AT_ONCE == 0;
+}
 
 inline vec multiply_pairs(vec a, vec b, vec sums) {
   return (vec)_mm512_dpbf16_ps((__m512)sums, (__m512bh)a, (__m512bh)b);
@@ -201,7 +204,7 @@ inline void few_values(const Pair* weights, int64_t stride, int rows, const Rows
 
 #else
 
-inline bool suits_few(int, int) { return false; }
+inline bool suits_few(int, int, bool) { return false; }
 using ManyRows = const Rows<bf16>&;
 inline void few_scores(const Pair*, int64_t, int, ManyRows, ManyRows, float*, int64_t) { std::abort(); }
 inline void few_values(const Pair*, int64_t, int, ManyRows, ManyRows, float*, int64_t) { std::abort(); }

@@ -81,7 +81,9 @@ class Worker {
 
   void begin(const Block& block) {
     block_ = &block;
-    in_tiles_ = HAS_PAIRS && allow_tiles();
+    const bool has_tiles = HAS_PAIRS && allow_tiles();
+    is_few_ = HAS_PAIRS && suits_few(num_rows(), geometry_.call.head_dim, has_tiles);
+    in_tiles_ = has_tiles && !is_few_;
     if (in_tiles_) begin_tiles(num_rows());
     pack_queries();
   }
@@ -95,7 +97,7 @@ class Worker {
     const Rows<T> keys = keys_of(sights_[0]);
     const Rows<T> values = values_of(sights_[0]);
     if constexpr (HAS_PAIRS)
-      if (!in_tiles_ && suits_few(num_rows(), geometry_.call.head_dim)) {
+      if (is_few_) {
         Rows<T> after = keys;
         after.known = 0;
         if (next) look(*next, next_span, sights_[1]), after = keys_of(sights_[1]);
@@ -281,7 +283,7 @@ class Worker {
   float* scores_;  // or weights
   Sight sights_[2];  // the span at work and the next
   const Block* block_ = nullptr;
-  bool in_tiles_ = false;
+  bool is_few_ = false, in_tiles_ = false;
   int first_key_ = 0, num_keys_ = 0;
 };
 
