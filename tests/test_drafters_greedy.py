@@ -10,10 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from engine_cases import ids, real_config, write_plugin
 from seat_cases import TAKING_SOURCE
 
 from pluglm import Engine, RequestOutput, SamplingParams
+from pluglm_spec_decode.heads.collecting import Trace, collect_traces
+from pluglm_spec_decode.heads.distilling import distill
+from pluglm_spec_decode.heads.module import DraftHead
+from pluglm_spec_decode.heads.settings import head_config
+from pluglm_spec_decode.heads.teacher import load_teacher
 
 SMOLLM2 = "smollm2-135m-instruct"
 OWN = "of the target"  # stands for the target's path: a draft model must have its vocabulary
@@ -49,10 +55,12 @@ def run(
     return outputs
 
 
-def check(model: str, folder: Path, prompts: list[Any], max_tokens: int, name: str, expected: list[list[int]]) -> None:
-    """Batches of 1 and 8, with and without a prefix cache, and with seats taken away."""
+def check(
+    model: str, folder: Path, prompts: list[Any], max_tokens: int, config: dict[str, Any], expected: list[list[int]]
+) -> None:
+    """Batches of 1 and 8, with and without a prefix cache, and with seats taken away. config: of the drafter."""
     stands_for = {OWN: model, MOST: 26 if model == SMOLLM2 else 1}
-    drafter = {key: stands_for.get(value, value) for key, value in DRAFTERS[name].items()}
+    drafter = {key: stands_for.get(value, value) for key, value in config.items()}
     for batch, kv, taking in ((1, "paged", False), (8, "hash_prefix", False), (8, "hash_prefix", True)):
         outputs = run(model, folder, prompts, max_tokens, batch, taking, drafter=drafter, kv=kv)
         assert [output.error for output in outputs] == [None] * len(prompts)
@@ -76,7 +84,7 @@ def tiny_expected(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_a_tiny_model(tiny_model: Path, tmp_path: Path, tiny_expected: list[list[int]], name: str) -> None:
-    check(str(tiny_model), tmp_path, tiny_prompts(), 40, name, tiny_expected)
+    check(str(tiny_model), tmp_path, tiny_prompts(), 40, DRAFTERS[name], tiny_expected)
 
 
 PLACES = ("the harbour", "an old library", "the night train", "a mountain farm", "the city market")
@@ -101,4 +109,27 @@ def real_expected(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_twenty_prompts_of_the_default_model(tmp_path: Path, real_expected: list[list[int]], name: str) -> None:
-    check(SMOLLM2, tmp_path, real_prompts(), 128, name, real_expected)
+    check(SMOLLM2, tmp_path, real_prompts(), 128, DRAFTERS[name], real_expected)
+
+
+@pytest.fixture(scope="module")
+def real_traces() -> list[Trace]:
+    run = {"model": {"path": SMOLLM2, "dtype": "bfloat16"}, "kv": "paged", "engine": {"max_num_seqs": 20}}
+    return collect_traces(run, real_prompts(), SamplingParams(temperature=0.0, max_tokens=128, ignore_eos=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "num_blocks"), [("eagle_head", 1), ("mtp_head", 2)])
+def test_heads_for_the_default_model(
+    tmp_path: Path, real_expected: list[list[int]], real_traces: list[Trace], name: str, num_blocks: int
+) -> None:
+    """Heads trained on the spot, on these very texts, so that some of their drafts are kept. tests/test_draft_heads.py
+    has those of a tiny model."""
+    torch.manual_seed(0)
+    teacher = load_teacher(SMOLLM2)
+    kind = name.removesuffix("_head")
+    head = DraftHead(head_config(kind, teacher.spec, num_blocks=num_blocks, intermediate_size=1536))
+    distill(head, real_traces, teacher, num_epochs=6, learning_rate=5e-4)
+    head.save(tmp_path / "head")
+    drafter = {"use": name, "model": str(tmp_path / "head"), "num_tokens": 2}
+    check(SMOLLM2, tmp_path, real_prompts(), 128, drafter, real_expected)

@@ -20,7 +20,6 @@ constexpr int HALF = 16;  // outputs in a register; a panel is two such halves
 constexpr int OUTPUTS = 2 * HALF;
 constexpr int FEW = 4;    // up to so many rows the hardware's own prefetching keeps up, and ours is in the way
 constexpr int64_t FEW_BYTES = 256 << 10;    // of weights in an item of work for as many rows as pass at once
-constexpr int64_t GROUP_BYTES = 1024 << 10;  // of panels that stay in the second cache while more rows pass
 constexpr int64_t PARTS_PER_THREAD = 4, LEAST_PART = 96;  // rows are parted where there are few groups for the threads
 
 // The packed halves of a panel. One is of the first half of all outputs and one of the second: two long runs through the
@@ -112,9 +111,11 @@ struct Group {
   }
 };
 
-// Products in registers.
+// Products in registers. MOST: rows of x at once; with two sums each, two weights and a pair they fill the registers.
+// GROUP_BYTES: of panels that stay in the second cache while more rows pass.
 struct Registers {
-  static constexpr int MOST = 12;  // rows of x at once: with two sums each, two weights and a pair they fill them
+  static constexpr int MOST = 12;
+  static constexpr int64_t GROUP_BYTES = 112 << 10;
 
   template <bool FETCH, int ROWS = MOST, typename Finish>
   static void run(int64_t rows, const Group& group, const int32_t* x, int64_t stride, int64_t row,
@@ -129,9 +130,11 @@ struct Registers {
 
 #if defined(__AMX_BF16__)
 
-// Products in matrix tiles: a half of a panel and 32 inputs are one, and so are 16 rows of x as they lie.
+// Products in matrix tiles: a half of a panel and 32 inputs are one, and so are 16 rows of x as they lie. Those come from
+// a third cache that is slow for one core, so they meet a large group.
 struct Tiles {
   static constexpr int TILE = 16, MOST = 2 * TILE;
+  static constexpr int64_t GROUP_BYTES = 1 << 20;
 
   template <bool FETCH, typename Finish>
   static void run(int64_t rows, const Group& group, const int32_t* x, int64_t stride, int64_t row,
@@ -191,9 +194,9 @@ struct Tiles {
 struct Plan {
   int64_t rows, at_once, groups, parts;  // at_once: panels of a group
 
-  Plan(const Linear<bf16>& layer, int64_t num_rows, int64_t most, int64_t threads) : rows(num_rows) {
+  Plan(const Linear<bf16>& layer, int64_t num_rows, int64_t group_bytes, int64_t threads) : rows(num_rows) {
     const int64_t panels = layer.outputs / OUTPUTS, bytes = OUTPUTS * layer.inputs * int64_t(sizeof(bf16));
-    at_once = std::max<int64_t>(1, (rows <= most ? FEW_BYTES : GROUP_BYTES) / bytes);
+    at_once = std::max<int64_t>(1, group_bytes / bytes);
     while (at_once > 1 && panels % (at_once * threads)) at_once--;  // the same for every thread, or one panel at a time
     groups = panels / at_once;
     const int64_t wanted = threads == 1 ? 1 : (PARTS_PER_THREAD * threads + groups - 1) / groups;
@@ -208,7 +211,7 @@ struct Plan {
 template <typename Products, typename Finish>
 void by(Pool& pool, const Linear<bf16>& layer, const bf16* x_RK, int64_t rows, const Finish& finish) {
   constexpr int MOST = Products::MOST;
-  const Plan plan(layer, rows, MOST, pool.num_threads());
+  const Plan plan(layer, rows, rows <= MOST ? FEW_BYTES : Products::GROUP_BYTES, pool.num_threads());
   const int64_t stride = layer.inputs / 2, items = plan.items();
   auto at = [&](int64_t panel) {
     const int32_t* first = (const int32_t*)layer.weight_NK + panel * HALF * stride;
