@@ -22,21 +22,8 @@ on_pairs = pytest.mark.parametrize("level", LEVELS_WITH_PAIRS)  # skipped where 
 
 # As in test_native_linear: of the sum of the products' magnitudes, and of the result, which is rounded to bfloat16.
 FLOAT32, BFLOAT16 = 2**-21, 2**-8
-ROWS = (
-    *range(1, 14),
-    16,
-    17,
-    23,
-    31,
-    32,
-    33,
-    47,
-    48,
-    49,
-    61,
-    96,
-    203,
-)  # every size of a block, and blocks of unequal sizes
+# every size of a block of registers and of tiles, and blocks of unequal sizes
+ROWS = (*range(1, 14), 16, 17, 23, 31, 32, 33, 47, 48, 49, 61, 96, 203)
 SHAPES = [(32, 32), (32, 1600), (96, 64), (320, 96), (64, 1600), (2080, 32)]
 ACTIVATIONS = {
     "silu": functional.silu,
