@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 # R: rows, N: output features, K: input features
 
 # Above so many rows torch's matrix product is the faster one where weights do not fit panels (src/panels.h). Measured
-# for avx512_bf16 on one machine; the others are estimates from the rates that both products had there at that level, and
-# amx in bfloat16 is a guess: torch has tiles there, and the native product of such weights has none.
+# for avx512_bf16 on one machine; the others are estimates from the rates that both products had there at that level,
+# and amx in bfloat16 is a guess: torch has tiles there, and the native product of such weights has none.
 _MOST_ROWS = {
     ("amx", torch.bfloat16): 16,
     ("avx512_bf16", torch.bfloat16): 64,
