@@ -68,7 +68,16 @@ def huge(generator: np.random.Generator) -> Any:
     return generator.choice([3.0e38, -3.0e38, 1.0e30, 0.0], size=SIZE)
 
 
-ROWS = (smooth, tied, half_precise, nearly_all_masked, one_alive, flat, clustered, huge)
+def merging(generator: np.random.Generator) -> Any:
+    """Different logits, of which many become equal once that of the best is taken from them."""
+    row = generator.normal(size=SIZE) * generator.choice([4.0, 400.0])
+    row[generator.integers(SIZE)] = 1e8
+    return row
+
+
+ROWS = (smooth, tied, half_precise, nearly_all_masked, one_alive, flat, clustered, huge, merging)
+
+NO_OTHER_TEMPERATURE = {"dynatemp_low": 1.0, "dynatemp_high": 1.0, "top_n_sigma": 0.0}
 
 
 def batch(kinds: Sequence[Any], seed: int, **chosen: Any) -> tuple[torch.Tensor, list[SampleRow]]:
@@ -89,17 +98,19 @@ def fused_parts(sampler: ChainSampler, logits_RV: torch.Tensor, rows: Sequence[S
     plan = sampler._plan(logits_RV, rows)
     before_RV = sampler._through(plan.steps, logits_RV.clone(), rows)[plan.fused]
     some = [rows[index] for index in plan.fused]
-    found = find_candidates(before_RV, plan.num_kept) if plan.fused else None
+    if not plan.fused:
+        return None
+    found, _, steps = sampler._candidates(before_RV.clone(), some, plan)
     if found is None:
         return None
     short_RC, ids_RC = found.logits_RC.clone(), torch.tensor(found.ids)
     is_padding_RC = short_RC == -torch.inf
-    short_RC = sampler._through(plan.fused_steps, short_RC, some)
+    short_RC = sampler._through(steps, short_RC, some)
     fused_RV = torch.full_like(before_RV, -torch.inf)
     for number, ids_C in enumerate(ids_RC):
         real_C = ~is_padding_RC[number]
         fused_RV[number, ids_C[real_C]] = short_RC[number, real_C]
-    return fused_RV, sampler._through(plan.fused_steps, before_RV, some)
+    return fused_RV, sampler._through(plan.fused_steps, before_RV, some), len(steps) == len(plan.fused_steps)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -111,6 +122,11 @@ def test_the_same_is_kept_and_drawn(preset: Any, kinds: list[Any], seed: int, da
     shared = {} if top_k is None else {"top_k": top_k}
     if preset == "llama.cpp" or data.draw(st.booleans()):
         shared["top_n_sigma"] = 0.0  # looks at the whole row, and so is never behind a step that keeps few
+    if data.draw(st.booleans()):
+        shared |= {
+            **NO_OTHER_TEMPERATURE,
+            "temperature": data.draw(st.sampled_from([0.7, 3.0, 1e-5, 1e-4, 1e30, 3e38])),
+        }
     logits_RV, rows = batch(kinds, seed, **shared)
     if data.draw(st.booleans()):
         rows[0] = replace(rows[0], params=SamplingParams(temperature=0.0, repetition_penalty=1.3))
@@ -121,7 +137,7 @@ def test_the_same_is_kept_and_drawn(preset: Any, kinds: list[Any], seed: int, da
     fast, slow = chain(SIZE, preset=preset), chain(SIZE, preset=preset, fast=False)
     assert fast.sample(logits_RV.clone(), supported) == slow.sample(logits_RV.clone(), supported)
     if (parts := fused_parts(fast, logits_RV, supported)) is not None:
-        assert torch.equal(*parts)
+        assert torch.equal(*parts[:2])
 
 
 def test_these_rows_are_fused() -> None:
@@ -132,11 +148,39 @@ def test_these_rows_are_fused() -> None:
         assert sum(part is not None for part in parts) >= 3, kind.__name__
 
 
+@pytest.mark.parametrize("kind", [smooth, half_precise, nearly_all_masked, one_alive, clustered])
+def test_candidates_are_looked_for_before_the_temperature(kind: Any) -> None:
+    params = {"top_k": 50, "allowed_token_ids": None, "temperature": 0.7, **NO_OTHER_TEMPERATURE}
+    for seed in range(5):
+        kept, expected, is_before = fused_parts(chain(SIZE), *batch([kind] * 2, seed, **params))
+        assert is_before
+        assert torch.equal(kept, expected)
+
+
+def test_rows_with_and_without_a_temperature_are_fused_together() -> None:
+    logits_RV, _ = batch([smooth] * 3, 1)
+    of_rows = ({"temperature": 0.7}, {}, {"temperature": 0.5, "repetition_penalty": 1.2})
+    rows = [row(SamplingParams(top_k=50, **params), (3, 4), (5,)) for params in of_rows]  # type: ignore[arg-type]
+    plan = chain(SIZE)._plan(logits_RV, rows)
+    assert plan.fused == [0, 1, 2]
+    assert [active for _, active in plan.leading] == [[0, 2]]
+
+
+def test_tokens_that_the_temperature_makes_equal_rank_by_id() -> None:
+    """Near 2**25 float32 has only each second or fourth whole number, so l - 2**25 is the same for all l below 1."""
+    logits_RV = torch.full((1, SIZE), -torch.inf)
+    logits_RV[0, :200] = 0.25 + torch.arange(200) / 400
+    logits_RV[0, 7] = 2.0**25
+    kept, expected, _ = fused_parts(chain(SIZE), logits_RV, [row(SamplingParams(top_k=50, temperature=0.5))])
+    assert torch.equal(kept, expected)
+    assert (kept[0] > -torch.inf).nonzero().flatten().tolist() == list(range(50))
+
+
 def test_ties_in_the_same_groups_are_taken_whole_and_draw_the_same() -> None:
-    """60 of 1,024 groups hold nothing else: too many candidates, in too few groups to tell."""
+    """100 of 4,096 groups hold nothing else: too many candidates, in too few groups to tell."""
     size = 48 * 1024
     logits_RV = torch.zeros(2, size)
-    logits_RV[:, torch.arange(size) % 1024 < 60] = 1.0
+    logits_RV[:, torch.arange(size) % 4096 < 100] = 1.0
     assert find_candidates(logits_RV, 50) is None
     rows = [row(SamplingParams(top_k=50), seed=seed) for seed in range(2)]
     assert chain(size).sample(logits_RV.clone(), rows) == chain(size, fast=False).sample(logits_RV.clone(), rows)
@@ -184,7 +228,7 @@ def test_every_truncation_may_be_fused_and_no_step_that_looks_at_ids() -> None:
 def test_candidates_cover_the_best_tokens_of_which_the_first_of_equals_count(kind: Any, seed: int, count: int) -> None:
     logits_V = kind(np.random.default_rng(seed)).astype(np.float32)
     other_V = smooth(np.random.default_rng(seed + 1)).astype(np.float32)
-    rows_n, ids_n = find_best(np.stack([logits_V, other_V]), count)
+    rows_n, ids_n, *_ = find_best(np.stack([logits_V, other_V]), count)
     assert np.array_equal(np.lexsort((ids_n, rows_n)), np.arange(len(ids_n)))
     for number, values_V in enumerate((logits_V, other_V)):
         best = np.lexsort((np.arange(SIZE), -values_V))[:count]

@@ -11,7 +11,7 @@ import torch
 from sampler_cases import row, step
 
 from pluglm.kernel.sampling_params import SamplingParams
-from pluglm_samplers.histories import texts
+from pluglm_samplers.histories import outputs, texts
 from pluglm_samplers.penalties import RepetitionConfig, RepetitionPenalty
 
 PENALTY = SamplingParams(repetition_penalty=2.0)
@@ -47,3 +47,20 @@ def test_steps_with_other_windows_share_a_lane() -> None:
     for _ in range(2):
         logits_RV = whole.apply(last.apply(torch.full((1, 5), 8.0), [one]), [one])
         assert logits_RV.tolist() == [[8.0, 4.0, 8.0, 2.0, 8.0]]
+
+
+def test_outputs_grow_branch_and_shrink_and_what_was_given_out_stays() -> None:
+    """A lane's rows: one token after another, drafts that are refused, another branch, a shorter output, a long one."""
+    memory: dict[object, object] = {}
+    asked = [[4], [4, 5], [4, 5, 6, 7], [4, 5, 8], [4, 5, 6], [4, 5], [], [9] * 500, [9] * 500 + [1]]
+    given = [outputs([replace(row(), output_token_ids=list(one), memory=memory)])[0] for one in asked]
+    assert [one.tolist() for one in given] == asked
+    growing = [outputs([replace(row(), output_token_ids=list(range(n)), memory={})])[0].tolist() for n in (0, 64, 65)]
+    assert growing == [list(range(n)) for n in (0, 64, 65)]
+
+
+def test_a_growing_output_is_written_once() -> None:
+    memory: dict[object, object] = {}
+    first, second = (outputs([replace(row(), output_token_ids=one, memory=memory)])[0] for one in ([4, 5], [4, 5, 6]))
+    assert first.base is second.base
+    assert second.tolist() == [4, 5, 6]

@@ -22,7 +22,7 @@ from pluglm_samplers.building import build_step
 from pluglm_samplers.chain_plan import Plan, Planner, Steps
 from pluglm_samplers.device_cut import LIMITS, can_cut, cut, look_for_fast_path, runs_of
 from pluglm_samplers.drawing import draw, final_probabilities, one_hot_rows, pick_best
-from pluglm_samplers.fused import MOST_KEPT, find_candidates
+from pluglm_samplers.fused import MOST_KEPT, Candidates, find_candidates
 from pluglm_samplers.presets import PRESETS, Preset
 
 # R: rows, V: vocabulary
@@ -123,7 +123,7 @@ class ChainSampler(Sampler):
         if self._device_of_fast == "cuda":
             is_fast, wanted = any(number in self._runs for number in kind.steps), f"one of {', '.join(LIMITS)}"
         else:
-            is_fast = kind.first_fused is not None
+            is_fast = kind.fusing is not None
             wanted = f"a top_k of at most {MOST_KEPT}, and steps behind it that look at logits alone"
         return None if is_fast else f"sampler.fast: true cannot be had for it: that takes {wanted}"
 
@@ -189,11 +189,23 @@ class ChainSampler(Sampler):
 
     def _draw_few(self, logits_RV: torch.Tensor, rows: Sequence[SampleRow], plan: Plan) -> list[int]:
         """Of the tokens that the fused steps may keep; of whole rows where these are too many."""
-        found = find_candidates(logits_RV, plan.num_kept)
+        found, logits_RV, steps = self._candidates(logits_RV, rows, plan)
         if found is None:
-            return self._draw(self._through(plan.fused_steps, logits_RV, rows), rows, plan)
-        places = self._draw(self._through(plan.fused_steps, found.logits_RC, rows), rows, plan)
+            return self._draw(self._through(steps, logits_RV, rows), rows, plan)
+        places = self._draw(self._through(steps, found.logits_RC, rows), rows, plan)
         return [NO_TOKEN if place == NO_TOKEN else ids_C[place] for place, ids_C in zip(places, found.ids, strict=True)]
+
+    def _candidates(
+        self, logits_RV: torch.Tensor, rows: Sequence[SampleRow], plan: Plan
+    ) -> tuple[Candidates | None, torch.Tensor, Steps]:
+        """They are looked for before the leading steps, else behind them; then whole rows, and the steps to come."""
+        leading, steps = plan.leading, plan.fused_steps
+        if leading:
+            found = find_candidates(logits_RV, plan.num_kept, lambda probe_R3: self._through(leading, probe_R3, rows))
+            if found is not None:
+                return found, logits_RV, steps
+            logits_RV, steps = self._through(leading, logits_RV, rows), steps[len(leading) :]
+        return find_candidates(logits_RV, plan.num_kept), logits_RV, steps
 
 
 def _unread(params: SamplingParams, supported: frozenset[str], steps: Sequence[str]) -> str | None:

@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from operator import is_
 from typing import Any, NamedTuple
 
 from pluglm.kernel.sampling_params import SamplingParams
 from pluglm_samplers.columns import PerParams
-from pluglm_samplers.fused import MOST_KEPT, OrderStep
+from pluglm_samplers.fused import MOST_KEPT, MonotonicStep, OrderStep
 
 Steps = list[tuple[int, list[int] | None]]  # by number, each with its active rows of a batch; None is all of them
 
 
+class Fusing(NamedTuple):
+    """Steps by number. cut: the step that keeps few tokens, `num_kept`. first: the one from which on tokens keep their
+    order up to there, so that the fast path may begin at it or at any between them."""
+
+    first: int
+    cut: int
+    num_kept: int
+
+
 class Kind(NamedTuple):
-    """What rows have in common: the steps that are active for them, by number, and from which on they may be fused."""
+    """What rows have in common: the steps that are active for them, by number, and how they may be fused."""
 
     is_greedy: bool
     steps: tuple[int, ...]
-    first_fused: int | None
+    fusing: Fusing | None
 
 
 class Plan(NamedTuple):
     """Rows by number. One step of the engine after another usually has the same params, so the last plan is kept.
 
     params: known by identity, so kept alive. steps: of all rows, but not the fused steps of fused rows. fused_steps:
-    active rows by their place among the fused ones; num_kept: the most tokens that the first of them keeps.
+    active rows by their place among the fused ones; leading: the first of them, up to the one that keeps few tokens, at
+    most num_kept.
     """
 
     params: list[SamplingParams]
@@ -34,6 +45,7 @@ class Plan(NamedTuple):
     sampled: list[int]
     fused: list[int]
     fused_steps: Steps
+    leading: Steps
     num_kept: int
 
 
@@ -43,7 +55,7 @@ class Planner:
     def __init__(self, steps: Sequence[Any], is_fused: bool) -> None:
         self._steps, self._is_fused = steps, is_fused
         self._kind_of = PerParams(self.kind)
-        self._last = Plan([], [], [], [], [], [], 0)
+        self._last = Plan([], [], [], [], [], [], [], 0)
 
     def plan(self, params: list[SamplingParams]) -> Plan:
         last = self._last
@@ -58,34 +70,47 @@ class Planner:
             is_skipped = params.greedy and (past_temperature or step.argmax_invariant)
             if not is_skipped and step.is_active(params):
                 active.append(number)
-        first = self._first_fused(params, active) if self._is_fused and not params.greedy else None
-        return Kind(params.greedy, tuple(active), first)
+        fusing = self._fusing(params, active) if self._is_fused and not params.greedy else None
+        return Kind(params.greedy, tuple(active), fusing)
 
-    def _first_fused(self, params: SamplingParams, active: list[int]) -> int | None:
-        """The first active step that keeps few tokens, if it and all behind it look at live logits alone."""
+    def _fusing(self, params: SamplingParams, active: list[int]) -> Fusing | None:
+        """By the first active step that keeps few tokens, if it and all behind it look at live logits alone."""
         for place, number in enumerate(active):
             if all(isinstance(self._steps[behind], OrderStep) for behind in active[place:]):
                 most = self._steps[number].most_kept(params)
                 if most is not None and most <= MOST_KEPT:
-                    return number
+                    return Fusing(self._first(params, active[:place]), number, most)
         return None
+
+    def _first(self, params: SamplingParams, before: list[int]) -> int:
+        """Behind the last active step before the cut that may change the order of tokens; others count as well as none,
+        so that rows with and without them begin at the same step."""
+        for number in reversed(before):
+            step = self._steps[number]
+            if not (isinstance(step, MonotonicStep) and step.keeps_order(params)):
+                return number + 1
+        return 0
 
     def _plan(self, params: list[SamplingParams]) -> Plan:
         kinds = [self._kind_of(one) for one in params]
-        firsts = [kind.first_fused for kind in kinds if kind.first_fused is not None]
-        first = min(firsts, default=len(self._steps))  # rows that could be fused from another step on are not
-        fused = [row for row, kind in enumerate(kinds) if kind.first_fused == first]
+        cuts = Counter(kind.fusing.cut for kind in kinds if kind.fusing is not None)
+        cut = max(sorted(cuts), key=cuts.__getitem__, default=None)  # rows with another are taken whole
+        of_fused = {row: kind.fusing for row, kind in enumerate(kinds) if kind.fusing and kind.fusing.cut == cut}
+        fused, first = list(of_fused), max((one.first for one in of_fused.values()), default=0)
         whole = [
-            tuple(number for number in kind.steps if number < first or kind.first_fused != first) for kind in kinds
+            tuple(number for number in kind.steps if number < first or row not in of_fused)
+            for row, kind in enumerate(kinds)
         ]
+        fused_steps = _steps([tuple(number for number in kinds[row].steps if number >= first) for row in fused])
         return Plan(
             params=params,
             steps=_steps(whole),
             greedy=[row for row, kind in enumerate(kinds) if kind.is_greedy],
-            sampled=[row for row, kind in enumerate(kinds) if not kind.is_greedy and kind.first_fused != first],
+            sampled=[row for row, kind in enumerate(kinds) if not kind.is_greedy and row not in of_fused],
             fused=fused,
-            fused_steps=_steps([tuple(number for number in kinds[row].steps if number >= first) for row in fused]),
-            num_kept=max((self._steps[first].most_kept(params[row]) for row in fused), default=0),
+            fused_steps=fused_steps,
+            leading=[one for one in fused_steps if cut is not None and one[0] < cut],
+            num_kept=max((one.num_kept for one in of_fused.values()), default=0),
         )
 
 

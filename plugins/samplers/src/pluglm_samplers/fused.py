@@ -7,6 +7,7 @@ that is drawn is that of the whole rows, bit for bit.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -14,9 +15,10 @@ import torch
 
 from pluglm.kernel.sampling_params import SamplingParams
 from pluglm_samplers.blocks import SHORT
-from pluglm_samplers.ranking import find_best
+from pluglm_samplers.ranking import Best, find_best
 
-# R: rows, V: vocabulary, C: candidates of a row, n: candidates of all rows
+# R: rows, V: vocabulary, C: candidates of a row, n: candidates of all rows, 3: the best logit of a row, the least that
+# is sure to be among the best, and one that is not among them
 
 MOST_KEPT = SHORT // 2  # a step that keeps more does not make rows short: ties and their like come on top
 
@@ -33,6 +35,18 @@ class OrderStep(Protocol):
         ...
 
 
+@runtime_checkable
+class MonotonicStep(OrderStep, Protocol):
+    """Optional ability of an OrderStep: what it makes of a live logit follows from that logit and the row's best one.
+
+    A higher one stays the higher one, or becomes equal. So the best tokens may be looked for before it.
+    """
+
+    def keeps_order(self, params: SamplingParams) -> bool:
+        """Whether it is like that for a request."""
+        ...
+
+
 class Candidates(NamedTuple):
     """The tokens that may be kept, in the order of their ids. logits_RC is padded with -inf, a row's ids with 0."""
 
@@ -40,23 +54,36 @@ class Candidates(NamedTuple):
     ids: list[list[int]]
 
 
-def find_candidates(logits_RV: torch.Tensor, count: int) -> Candidates | None:
+def find_candidates(
+    logits_RV: torch.Tensor, count: int, leading: Callable[[torch.Tensor], torch.Tensor] | None = None
+) -> Candidates | None:
     """Of each row the `count` best tokens, those that tie with them, and some more.
 
-    None if rows are short already, if that is more than SHORT of any row (too many ties), or if a row's best logit is
-    not finite: then all of them have to be taken as they are.
+    leading: the monotonic steps behind which they are to be the best ones; it gets one short row for each.
+
+    None if rows are short already, if that is more than SHORT of any row (too many ties), if `leading` makes others
+    equal to them, or if a row's best logit is not finite: then all of them have to be taken as they are.
     """
     host_RV = logits_RV.numpy()
-    if host_RV.shape[1] <= SHORT or not np.isfinite(host_RV.max(-1)).all():
+    if host_RV.shape[1] <= SHORT:
         return None
-    rows_n, ids_n = find_best(host_RV, count)
-    lengths_R = np.bincount(rows_n, minlength=len(host_RV))
+    best = find_best(host_RV, count, slack=leading is not None)
+    if not np.isfinite(best.highest_R).all() or not (leading is None or _stay_best(best, leading)):
+        return None
+    lengths_R = np.bincount(best.rows_n, minlength=len(host_RV))
     width = int(lengths_R.max())
     if width > SHORT:
         return None
-    columns_n = np.arange(len(rows_n)) - (lengths_R.cumsum() - lengths_R)[rows_n]
+    columns_n = np.arange(len(best.rows_n)) - (lengths_R.cumsum() - lengths_R)[best.rows_n]
     shape = (len(host_RV), width)
     found_RC, ids_RC = np.full(shape, -np.inf, dtype=np.float32), np.zeros(shape, dtype=np.int64)
-    found_RC[rows_n, columns_n] = host_RV[rows_n, ids_n]
-    ids_RC[rows_n, columns_n] = ids_n
+    found_RC[best.rows_n, columns_n] = host_RV[best.rows_n, best.ids_n]
+    ids_RC[best.rows_n, columns_n] = best.ids_n
     return Candidates(torch.from_numpy(found_RC), ids_RC.tolist())
+
+
+def _stay_best(best: Best, leading: Callable[[torch.Tensor], torch.Tensor]) -> bool:
+    """Whether behind these steps, too, no token that was not found comes up to the best ones, or lives."""
+    probe_R3 = np.stack((best.highest_R, best.floor_R, best.below_R), -1)
+    _, floor_R, below_R = leading(torch.from_numpy(probe_R3)).unbind(-1)
+    return bool(((below_R < floor_R) | (below_R == -torch.inf)).all())

@@ -11,13 +11,48 @@ from pluglm.kernel.core import SampleRow
 
 Ids = NDArray[np.int64]
 
+_ROOM = 64  # tokens of an output at first
+
 
 def as_ids(tokens: Sequence[int]) -> Ids:
     return np.fromiter(tokens, np.int64, len(tokens))
 
 
+class _Growing:
+    """An output as an array, to which each token is written once. What is written stays: arrays given out share it."""
+
+    def __init__(self) -> None:
+        self._tokens: list[int] = []
+        self._ids = np.empty(_ROOM, dtype=np.int64)
+
+    def ids(self, tokens: Sequence[int]) -> Ids:
+        """Of an output that goes on from the last one, or begins it; of any other it starts again."""
+        known, length = self._tokens, len(tokens)
+        num_shared = min(len(known), length)
+        if known[:num_shared] != tokens[:num_shared]:
+            known = self._tokens = []
+            self._ids, num_shared = np.empty(_ROOM, dtype=np.int64), 0
+        if length > len(known):
+            if length > len(self._ids):
+                self._ids = np.concatenate((self._ids[: len(known)], np.empty(2 * length, dtype=np.int64)))
+            added = tokens[num_shared:]
+            self._ids[num_shared:length] = added
+            known.extend(added)
+        return self._ids[:length]
+
+
 def outputs(rows: Sequence[SampleRow]) -> list[Ids]:
-    return [as_ids(row.output_token_ids) for row in rows]
+    """Not to be written to."""
+    return [_output(row) for row in rows]
+
+
+def _output(row: SampleRow) -> Ids:
+    if row.memory is None:
+        return as_ids(row.output_token_ids)
+    known = row.memory.get(_Growing)
+    if known is None:
+        known = row.memory[_Growing] = _Growing()
+    return known.ids(row.output_token_ids)  # type: ignore[no-any-return]
 
 
 def texts(rows: Sequence[SampleRow], owner: object, window: int | None) -> list[Ids]:
@@ -25,7 +60,7 @@ def texts(rows: Sequence[SampleRow], owner: object, window: int | None) -> list[
 
     owner: the step that asks, always with the same window; it is the key in the rows' memories.
     """
-    whole = [np.concatenate((_prompt(row, owner, window), as_ids(row.output_token_ids))) for row in rows]
+    whole = [np.concatenate((_prompt(row, owner, window), _output(row))) for row in rows]
     return whole if window is None else [one[-window:] for one in whole]
 
 

@@ -41,14 +41,17 @@ class _Penalty(LogitsStep, ABC):
 
     def apply(self, logits_RV: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
         rows_n, ids_n, counts_n = self._tokens(rows, logits_RV.shape[1])
-        penalty_R = [getattr(row.params, self.parameters[0]) for row in rows]
+        penalty_R = np.array([getattr(row.params, self.parameters[0]) for row in rows])
         penalty_n = np.clip(penalty_R, self.least, FLOAT32.max).astype(np.float32)[rows_n]
         if on_host(logits_RV):
-            host_RV = logits_RV.numpy()
-            before_n = host_RV[rows_n, ids_n]
+            logits_RV = logits_RV.contiguous()
+            flat = logits_RV.numpy().reshape(-1)  # one index is found in half the time of two
+            rows_n *= logits_RV.shape[1]
+            rows_n += ids_n
+            before_n = flat.take(rows_n)
             with np.errstate(all="ignore"):  # what overflows is clipped, what is masked or NaN stays
-                changed_n = np.clip(self._changed(np, before_n, penalty_n, counts_n), FLOAT32.min, FLOAT32.max)
-            host_RV[rows_n, ids_n] = np.where(np.isfinite(before_n), changed_n, before_n)
+                changed_n = self._changed(np, before_n, penalty_n, counts_n).clip(FLOAT32.min, FLOAT32.max)
+            flat[rows_n] = np.where(np.isfinite(before_n), changed_n, before_n)
             return logits_RV
         index = tuple(torch.from_numpy(one).to(logits_RV.device) for one in (rows_n, ids_n))
         factors = (torch.from_numpy(one).to(logits_RV.device) for one in (penalty_n, counts_n))

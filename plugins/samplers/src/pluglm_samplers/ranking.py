@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,10 +14,13 @@ from pluglm_samplers.blocks import SHORT, Floats, Ids, drop_where, on_host
 # D: tokens of a group, m: groups of all rows with a candidate, n: candidates of all rows
 
 # Groups come in multiples of the first number, and as many for each token that is kept as the second says; where a
-# group would have fewer tokens than the third, a row is sorted.
-_GROUPS, _GROUPS_EACH, _MIN_DEPTH = 512, 16, 2
+# group would have fewer tokens than the third, a row is sorted. One of more than the fourth is cut into smaller ones,
+# which are quicker to look through.
+_GROUPS, _GROUPS_EACH, _MIN_DEPTH, _DEPTH = 512, 16, 2, 12
+_FOR_THREADS = 1 << 20  # logits, of which the torch of two threads finds the largest in half the time
 _MANY_GROUPS = 4  # as many for each token that is kept, and too many tie with the last one
 _LOWEST = np.finfo(np.float32).min  # no masked token reaches it
+_SLACK = np.float32(8 * np.finfo(np.float32).eps)
 
 
 def sort_best(values_RC: torch.Tensor, count: int) -> torch.Tensor:
@@ -55,9 +59,10 @@ def _keep_best_on_host(logits_RV: Floats, counts_R: Ids) -> None:
         keep_prefix(logits_RV, descending(logits_RV), np.minimum(counts_R, logits_RV.shape[1]))
         return
     for logits_V, count in zip(logits_RV, counts_R.tolist(), strict=True):
-        if not math.isfinite(logits_V.max()):
+        best = find_best(logits_V[None], count)
+        if not math.isfinite(best.highest_R[0]):
             continue
-        ids_n = find_best(logits_V[None], count)[1]
+        ids_n = best.ids_n
         logits_1n = logits_V[None, ids_n]
         keep_prefix(logits_1n, descending(logits_1n), np.array([min(count, len(ids_n))]))
         logits_V.fill(-np.inf)
@@ -90,8 +95,22 @@ def _keep_prefix_of_row(logits_C: Floats, best_k: Floats, count: int) -> None:
     drop_where(logits_C, is_dropped_C)
 
 
-def find_best(logits_RV: Floats, count: int) -> tuple[Ids, Ids]:
-    """(rows_n, ids_n), ascending: of every row the `count` (1 .. V) best live tokens, and some more.
+class Best(NamedTuple):
+    """rows_n, ids_n, ascending: of each row the best live tokens and some more.
+
+    highest_R: a row's best logit; NaN if it has one. floor_R: as many tokens reach it as were asked for, if so many
+    live. below_R: no token is above it that is not found; infinite where that is not known, -inf where all are found.
+    """
+
+    rows_n: Ids
+    ids_n: Ids
+    highest_R: Floats
+    floor_R: Floats
+    below_R: Floats
+
+
+def find_best(logits_RV: Floats, count: int, slack: bool = False) -> Best:
+    """Of every row the `count` (1 .. V) best live tokens, and some more. slack: those a few roundings below them, too.
 
     No row is sorted where `count` is a small part of V: it is split into groups, and the count-th largest of their
     best logits is a floor that `count` tokens reach, so whatever is below it is not among the best. A group is every
@@ -99,29 +118,58 @@ def find_best(logits_RV: Floats, count: int) -> tuple[Ids, Ids]:
     """
     num_rows, size = logits_RV.shape
     num_groups = _GROUPS * -(-_GROUPS_EACH * count // _GROUPS)
-    depth = size // num_groups
-    if depth < _MIN_DEPTH:
-        floors = np.sort(logits_RV, axis=-1)[:, size - count].tolist()
-        places_n = np.concatenate(
-            [row * size + _best_above(logits_RV[row], one, count) for row, one in enumerate(floors)]
-        )
-        return places_n // size, places_n % size
-    grouped = depth * num_groups
-    values_RDG = logits_RV[:, :grouped].reshape(num_rows, depth, num_groups)
-    best_RG = values_RDG.max(1)
-    floor_R1 = np.sort(best_RG, axis=-1)[:, num_groups - count, None]  # np.partition takes forever over many ties
-    floor_R1 = np.maximum(floor_R1, _LOWEST)
-    is_found_RG = best_RG >= floor_R1
+    if size // num_groups < _MIN_DEPTH:
+        return _sort_for_best(logits_RV, count)
+    num_parts = max(1, size // num_groups // _DEPTH)
+    num_small = num_parts * num_groups
+    depth = size // num_small
+    grouped = depth * num_small
+    values_RDG, rest_RC = logits_RV[:, :grouped].reshape(num_rows, depth, num_small), logits_RV[:, grouped:]
+    best_RG = _largest(values_RDG)
+    sorted_RG = np.sort(best_RG.reshape(num_rows, num_parts, num_groups).max(1), axis=-1)  # partition stalls over ties
+    highest_R = np.maximum(sorted_RG[:, -1], rest_RC.max(-1, initial=-np.inf))
+    floor_R = sorted_RG[:, num_groups - count]
+    least_R1 = _lowered(floor_R, highest_R if slack else None)[:, None]
+    is_found_RG = best_RG >= least_R1
     tied_R = (is_found_RG.sum(-1) > _MANY_GROUPS * count).nonzero()[0]
-    of_tied = [row * size + _best_above(logits_RV[row], float(floor_R1[row, 0]), count) for row in tied_R.tolist()]
-    is_found_RG[tied_R], floor_R1[tied_R] = False, np.inf
-    rows_m, groups_m = is_found_RG.nonzero()
-    found_n, depths_n = (values_RDG[rows_m, :, groups_m] >= floor_R1[rows_m]).nonzero()
-    rest_rows_n, rest_ids_n = (logits_RV[:, grouped:] >= floor_R1).nonzero()
-    places_n = rows_m[found_n] * size + depths_n * num_groups + groups_m[found_n]
+    of_tied = [row * size + _best_above(logits_RV[row], float(least_R1[row, 0]), count) for row in tied_R.tolist()]
+    is_found_RG[tied_R], least_R1[tied_R] = False, np.inf
+    rows_m, groups_m = np.divmod(np.flatnonzero(is_found_RG), num_small)
+    found_n, depths_n = (values_RDG[rows_m, :, groups_m] >= least_R1[rows_m]).nonzero()
+    rest_rows_n, rest_ids_n = (rest_RC >= least_R1).nonzero()
+    places_n = rows_m[found_n] * size + depths_n * num_small + groups_m[found_n]
     places_n = np.concatenate((places_n, rest_rows_n * size + grouped + rest_ids_n, *of_tied))
     places_n.sort()
-    return places_n // size, places_n % size
+    below_R = np.where(least_R1[:, 0] > _LOWEST, least_R1[:, 0], -np.inf).astype(np.float32)
+    return Best(*np.divmod(places_n, size), highest_R, floor_R, below_R)
+
+
+def _largest(values_RDG: Floats) -> Floats:
+    """best_RG; NaN where there is one."""
+    in_threads = values_RDG.size >= _FOR_THREADS
+    best_RG: Floats = torch.from_numpy(values_RDG).amax(1).numpy() if in_threads else values_RDG.max(1)
+    return best_RG
+
+
+def _sort_for_best(logits_RV: Floats, count: int) -> Best:
+    """find_best by sorting whole rows."""
+    size = logits_RV.shape[1]
+    sorted_RV = np.sort(logits_RV, axis=-1)
+    floor_R = sorted_RV[:, size - count].copy()
+    found = [row * size + _best_above(logits_RV[row], one, count) for row, one in enumerate(floor_R.tolist())]
+    places_n = np.concatenate(found)
+    below_R = np.full(len(floor_R), np.inf, dtype=np.float32)
+    return Best(*np.divmod(places_n, size), sorted_RV[:, -1], floor_R, below_R)
+
+
+def _lowered(floor_R: Floats, highest_R: Floats | None) -> Floats:
+    """floor_R, by some roundings of the numbers that l - max l comes from if highest_R is given; no masked token
+    reaches it."""
+    with np.errstate(all="ignore"):  # of rows with infinite logits or NaN, which nobody takes
+        if highest_R is not None:
+            floor_R = floor_R - _SLACK * (np.abs(floor_R) + np.abs(highest_R))
+        lowered_R: Floats = np.maximum(floor_R, _LOWEST)
+    return lowered_R
 
 
 def _best_above(logits_V: Floats, floor: float, count: int) -> Ids:

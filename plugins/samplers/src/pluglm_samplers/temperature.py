@@ -36,6 +36,10 @@ class Temperature(LogitsStep):
     def most_kept(self, params: SamplingParams) -> None:
         """See OrderStep: there is no bound."""
 
+    def keeps_order(self, params: SamplingParams) -> bool:
+        """See MonotonicStep."""
+        return True
+
     def apply(self, logits_RV: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
         temperature_R1 = np.array([[min(row.params.temperature, _LARGEST)] for row in rows], dtype=np.float32)
         if on_host(logits_RV):  # numpy has the same arithmetic, takes less to call and starts no threads
