@@ -166,9 +166,8 @@ def _lowered(floor_R: Floats, highest_R: Floats | None) -> Floats:
     """floor_R, by some roundings of the numbers that l - max l comes from if highest_R is given; no masked token
     reaches it."""
     with np.errstate(all="ignore"):  # of rows with infinite logits or NaN, which nobody takes
-        if highest_R is not None:
-            floor_R = floor_R - _SLACK * (np.abs(floor_R) + np.abs(highest_R))
-        lowered_R: Floats = np.maximum(floor_R, _LOWEST)
+        slack_R = 0.0 if highest_R is None else _SLACK * (np.abs(floor_R) + np.abs(highest_R))
+        lowered_R: Floats = np.maximum(floor_R - slack_R, _LOWEST, dtype=np.float32)
     return lowered_R
 
 
