@@ -1,17 +1,18 @@
-"""What drafters gain: tokens per step of the target and decode speed beside plain decoding, prompt by prompt in turns.
+"""What drafters gain: tokens per step of the target and decode speed beside plain decoding, eight steps each in turn.
 
     python benchmarks/speculation.py [--threads 2] [--rounds 3] [--batches 1 8] [--drafters NAME ...] [--kinds NAME ...]
                                      [--prompts held-out] [--new-tokens 128] [--record FILE.json]
 
 The default model in bfloat16, greedy, on prompts of four kinds: those that adaptive lengths were tuned on
-(speculation_tasks.py), or others (speculation_held_out.py). One process has an engine for each drafter, and all of
-them answer a prompt before the next one comes. A batch of 8 has the prompts of one kind in turn, two for each seat, and
-the next one comes when a text ends. A figure is of the steps in which every seat goes on with a text: none computes a
-prompt, and none is empty, as seats are at the end, where texts of speculation end one by one and those of plain
-decoding together. Tokens per step count one step of one sequence, the token behind the drafts included; speed is tokens
-per second over that of plain decoding in the same round, and the median of the rounds. Prints both beside what is aimed
-at, and writes a JSON record. How often the first draft of a step was kept, the second, and so on, is of whole texts, so
-of more steps.
+(speculation_tasks.py), or others (speculation_held_out.py). One process has an engine for each drafter. All of them
+answer a prompt before the next one comes, a few steps each in turn, since a shared machine is slower at one moment than
+at another; so a model's weights leave the cache between turns, for all alike. A batch of 8 has the prompts of one kind
+in turn, two for each seat, and the next one comes when a text ends. A figure is of the steps in which every seat goes
+on with a text: none computes a prompt, and none is empty, as seats are at the end, where texts of speculation end one
+by one and those of plain decoding together. Tokens per step count one step of one sequence, the token behind the drafts
+included; speed is tokens per second over that of plain decoding in the same round, and the median of the rounds. Prints
+both beside what is aimed at, and writes a JSON record. How often the first draft of a step was kept, the second, and so
+on, is of whole texts, so of more steps.
 
 `suffix` keeps no past outputs here, since each prompt comes again in every round. `draft_model` and `universal` draft
 with the weights of the target, for want of a smaller model: they show what is kept of good drafts, what encoding anew
@@ -24,8 +25,9 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from collections.abc import Generator
 from contextlib import ExitStack, closing
-from itertools import cycle, islice
+from itertools import count, cycle, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,6 +67,7 @@ PROMPTS = {"tuned-on": KINDS, "held-out": HELD_OUT}
 LEAST_TOKENS, LEAST_SPEED, LEAST_ELSEWHERE = 1.8, 1.3, 0.97
 KV_MEMORY = 256 << 20
 PROMPTS_PER_SEAT = 2  # in batches
+BLOCK = 8  # steps of one contender, before it is another's turn
 
 
 class Decoded(NamedTuple):
@@ -98,8 +101,8 @@ class Contender:
         self._engine = Engine.from_config({"model": model, "drafter": drafter, "kv": "paged", "engine": limits})
         self._num_calls = 0
 
-    def decode(self, prompts: list[list[int]], new_tokens: int) -> Decoded:
-        """Raises RuntimeError when a request ends with an error."""
+    def decode(self, prompts: list[list[int]], new_tokens: int) -> Generator[None, None, Decoded]:
+        """Pauses every BLOCK steps. Raises RuntimeError when a request ends with an error."""
         self._num_calls += 1
         core = self._engine.core
         params = SamplingParams(temperature=0.0, max_tokens=new_tokens)
@@ -107,7 +110,7 @@ class Contender:
             core.add(f"{self._num_calls}-{place}", prompt, params)
         num_tokens, sequence_steps, seconds, speculation = 0, 0, 0.0, SpeculationCounts()
         going_on: set[str] = set()
-        while core.roster.requests:
+        for number in count(1):
             started = time.perf_counter()
             events = core.step()
             took = time.perf_counter() - started
@@ -120,6 +123,10 @@ class Contender:
                 sequence_steps += sum(bool(event.token_ids) for event in events)
             going_on |= {event.request_id for event in events if event.token_ids}
             going_on &= core.roster.requests.keys()
+            if not core.roster.requests:
+                break
+            if number % BLOCK == 0:
+                yield
         return Decoded(num_tokens, sequence_steps, seconds, speculation)
 
     def encode(self, text: str) -> list[int]:
@@ -137,6 +144,20 @@ def batches_of(kind: Kind, batch: int) -> list[list[str]]:
     return [list(islice(cycle(kind.prompts), batch * PROMPTS_PER_SEAT))]
 
 
+def in_turn(decodings: dict[str, Generator[None, None, Decoded]]) -> dict[str, Decoded]:
+    """All of them to their end, a block of steps each in turn, there and back."""
+    done: dict[str, Decoded] = {}
+    order = list(decodings)
+    while order:
+        for name in order:
+            try:
+                next(decodings[name])
+            except StopIteration as stop:
+                done[name] = stop.value
+        order = [name for name in reversed(order) if name not in done]
+    return done
+
+
 def measure(
     kinds: list[Kind], names: list[str], batch: int, options: argparse.Namespace
 ) -> dict[str, dict[str, list[Decoded]]]:
@@ -147,15 +168,15 @@ def measure(
             name: stack.enter_context(closing(Contender(DRAFTERS[name], batch, options.threads))) for name in names
         }
         encode = contenders[PLAIN].encode
-        for contender in contenders.values():
-            contender.decode([encode("Hello")] * batch, 16)
+        in_turn({name: one.decode([encode("Hello")] * batch, 16) for name, one in contenders.items()})
         for _ in range(options.rounds):
             for kind in kinds:
                 parts: dict[str, list[Decoded]] = {name: [] for name in names}
                 for prompts in batches_of(kind, batch):
                     token_ids = [encode(prompt) for prompt in prompts]
-                    for name, contender in contenders.items():
-                        parts[name].append(contender.decode(token_ids, options.new_tokens))
+                    decodings = {name: one.decode(token_ids, options.new_tokens) for name, one in contenders.items()}
+                    for name, decoded in in_turn(decodings).items():
+                        parts[name].append(decoded)
                 for name, some in parts.items():
                     rounds[kind.name][name].append(Decoded.total(some))
     return rounds
