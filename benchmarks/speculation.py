@@ -145,16 +145,17 @@ def batches_of(kind: Kind, batch: int) -> list[list[str]]:
 
 
 def in_turn(decodings: dict[str, Generator[None, None, Decoded]]) -> dict[str, Decoded]:
-    """All of them to their end, a block of steps each in turn, there and back."""
+    """All of them to their end, a block of steps each in turn.
+
+    Never there and back: who has two blocks in a row finds the model's weights in the cache for the second one.
+    """
     done: dict[str, Decoded] = {}
-    order = list(decodings)
-    while order:
-        for name in order:
+    while len(done) < len(decodings):
+        for name in [name for name in decodings if name not in done]:
             try:
                 next(decodings[name])
             except StopIteration as stop:
                 done[name] = stop.value
-        order = [name for name in reversed(order) if name not in done]
     return done
 
 

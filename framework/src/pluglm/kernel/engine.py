@@ -108,7 +108,7 @@ class EngineCore:
         self.parts.tiers.after_commit(self)
         logits_RV = yield from self._execute(step)
         drawn = yield from self._sample(step, logits_RV)
-        self._commit(step, drawn)
+        yield from self._commit(step, drawn)
         self._searching.advance([sequence.request.request_id for sequence in step.searched])
         self.parts.tiers.after_step(self, [count for _, count in step.items])
         num_tokens = sum(count for _, count in step.items)
@@ -219,7 +219,7 @@ class EngineCore:
             logits_RV = torch.cat([row for window, row in pairs if window.sequence.walk is None] or [logits_RV[:0]])
         return (yield from self._planning.draw(self._drawer, logits_RV, windows))
 
-    def _commit(self, step: Step, drawn: list[tuple[Window, Drawn]]) -> None:
+    def _commit(self, step: Step, drawn: list[tuple[Window, Drawn]]) -> Guarded[None]:
         """Accepted tokens become known, computed counts and KV follow, and whoever is done ends."""
         for sequence, count in step.items:
             if sequence.status is Status.RUNNING:
@@ -235,11 +235,11 @@ class EngineCore:
             self._fork_lanes(sequence)
             if sequence.status is Status.RUNNING:  # forking may have failed it
                 self._emit(sequence, len(window.drafts), result)
-        going_on = [(one.sequence, result) for one, result in drawn if one.sequence.status is Status.RUNNING]
+        going_on = [one for one in drawn if one[0].sequence.status is Status.RUNNING]
         self._park(step)
-        self.memory.publish([*(sequence for sequence, _ in going_on), *step.searched])
+        self.memory.publish([*(window.sequence for window, _ in going_on), *step.searched])
         if self.parts.drafter is not None and going_on:
-            self._observe(self.parts.drafter, going_on)
+            yield from self._observe(self.parts.drafter, going_on)
 
     def _park(self, step: Step) -> None:
         for sequence, logits_V in list(step.searched.items()):
@@ -299,16 +299,17 @@ class EngineCore:
         else:
             self.finish(sequence, reason, stop=stop, token_ids=tokens, text=text, logprobs=logprobs)
 
-    def _observe(self, drafter: Drafter, committed: list[tuple[Sequence, Drawn]]) -> None:
+    def _observe(self, drafter: Drafter, committed: list[tuple[Window, Drawn]]) -> Guarded[None]:
         """Tell the drafter what became of its drafts, and give back the KV of those refused."""
-        touched = [sequence for sequence, _ in committed]
 
         def observe() -> None:
-            for sequence, drawn in committed:
-                drafter.observe(sequence.sequence_id, drawn.num_accepted, tuple(drawn.token_ids))
+            for window, drawn in committed:
+                drafter.observe(window.sequence.sequence_id, drawn.num_accepted, tuple(drawn.token_ids))
 
-        self.memory.trim(touched)
-        self.attempt("drafter", [one for one in touched if one.status is Status.RUNNING], observe)
+        if drafted := [window.sequence for window, _ in committed if window.drafts]:
+            yield from self.memory.trim(drafted)
+        touched = [window.sequence for window, _ in committed if window.sequence.status is Status.RUNNING]
+        yield from self.attempting("drafter", touched, observe)
 
     def forget_drafts(self, sequence: Sequence) -> None:
         if (drafter := self.parts.drafter) is not None:

@@ -75,24 +75,14 @@ class Memory:
         self._block_size, self._groups = self.kv.layout.block_size, self.kv.layout.groups
         self._host_bytes_left = parts.limits.offload_bytes
 
-    def change(self, slot: str, touched: Iterable[Sequence], change: Callable[[Any], ResultT]) -> ResultT | None:
-        """change(transaction) as an attempt; the transaction that it does not commit is rolled back."""
-        return self._parts.guard.run(self.changing(slot, touched, change))
-
     def apply(self, touched: Iterable[Sequence], change: Callable[[Any], object]) -> bool:
         """change(transaction) and its commit; False when that failed, and was rolled back."""
-
-        def whole(kv: Any) -> bool:
-            change(kv)
-            kv.commit()
-            return True
-
-        return self.change("kv", touched, whole) is True
+        return self._parts.guard.run(self.changing("kv", touched, partial(_committed, change))) is True
 
     def changing(
         self, slot: str, touched: Iterable[Sequence], change: Callable[[Any], ResultT]
     ) -> Guarded[ResultT | None]:
-        """`change` for what is under the guard itself."""
+        """change(transaction) as an attempt under the guard; the transaction that it does not commit is rolled back."""
         opened: list[KVTransaction] = []
 
         def run() -> ResultT:
@@ -146,9 +136,10 @@ class Memory:
 
         return self.apply([parent], fork)
 
-    def trim(self, sequences: list[Sequence]) -> None:
+    def trim(self, sequences: list[Sequence]) -> Guarded[bool | None]:
         """Give back what was held for drafts that came to nothing."""
-        self.apply(sequences, lambda kv: [kv.trim(one.sequence_id, one.num_computed) for one in sequences])
+        trim = partial(_committed, lambda kv: [kv.trim(one.sequence_id, one.num_computed) for one in sequences])
+        return self.changing("kv", sequences, trim)
 
     def publish(self, sequences: Iterable[Sequence], last: bool = False) -> None:
         """Offer computed tokens to the prefix cache: full blocks as they come, and the rest when the KV goes.
@@ -230,6 +221,12 @@ class Saved(NamedTuple):
 
 
 @torch.inference_mode()
+def _committed(change: Callable[[Any], object], transaction: Any) -> bool:
+    change(transaction)
+    transaction.commit()
+    return True
+
+
 def read_blocks(store: Any, tables: tuple[GroupTable, ...], num_tokens: int) -> Saved:
     """What each layer's table holds of num_tokens; the rest of it is room that nothing was written to."""
     data: list[torch.Tensor] = []

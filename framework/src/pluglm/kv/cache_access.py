@@ -5,9 +5,9 @@ Both work on a temporary sequence, so nothing that others hold is written to, an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -19,6 +19,8 @@ from pluglm.kernel.interfaces.kv_format import PART_NAMES, stored_parts
 from pluglm.kernel.memory import StepKV
 
 # T: tokens, K: kv heads
+
+ResultT = TypeVar("ResultT")
 
 
 class CacheAccess:
@@ -57,7 +59,7 @@ class CacheAccess:
             return read_slots(self._store, self._layers, slots) if num_tokens else []
 
         try:
-            num_tokens = _required(self._core.memory.change("kv", (), adopt), self._names["kv"])
+            num_tokens = _required(self._change(adopt), self._names["kv"])
             data: list[torch.Tensor] = _required(self._core.attempt("backend", (), copy), self._names["backend"])
             return data
         finally:
@@ -79,7 +81,7 @@ class CacheAccess:
         """
         sequence_id = self._core.roster.new_id()
         try:
-            made = self._core.memory.change("kv", (), partial(self._make_room, sequence_id, key, start))
+            made = self._change(partial(self._make_room, sequence_id, key, start))
             made = _required(made, self._names["kv"])
             if isinstance(made, str):
                 return made
@@ -91,6 +93,10 @@ class CacheAccess:
             return ""
         finally:
             self._give_back(sequence_id)
+
+    def _change(self, change: Callable[[Any], ResultT]) -> ResultT | None:
+        core = self._core
+        return core.parts.guard.run(core.memory.changing("kv", (), change))
 
     def _make_room(
         self, sequence_id: int, key: CacheKey, start: int, transaction: Any

@@ -14,6 +14,7 @@ from pluglm.kernel.interfaces.component import Capabilities, ComponentConfig
 from pluglm.kernel.interfaces.drafter import ADAPTS, SHARES, Drafter, DraftRequest, Proposal
 from pluglm_spec_decode.draft_length import DraftLengths, Wish
 from pluglm_spec_decode.drafting_costs import FEW
+from pluglm_spec_decode.resting import Resting
 from pluglm_spec_decode.step_costs import FixedCosts, MeasuredCosts
 
 PRIOR_ACCEPTANCE = 0.7
@@ -72,6 +73,7 @@ class AdaptiveDrafter(Drafter):
     """
 
     priors: ClassVar[Sequence[float]] = (PRIOR_ACCEPTANCE,)  # by class of confidence
+    may_rest: ClassVar[bool] = True  # no text that comes makes its drafts better than they were; so not with _kinds
 
     @classmethod
     def most_tokens(cls, config: AdaptiveConfig) -> int:
@@ -88,6 +90,7 @@ class AdaptiveDrafter(Drafter):
         self._seen: dict[int, int] = {}  # tokens of each sequence when `_propose` was last asked about it
         self._step: _Step | None = None
         self._num_plain = 0  # steps without drafts that were wanted for their time, since one was last measured
+        self._resting = Resting()
 
     @classmethod
     def capabilities(cls, config: Any) -> Capabilities:
@@ -101,10 +104,15 @@ class AdaptiveDrafter(Drafter):
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
         if not self._is_adaptive:
             return self._propose(requests)
+        ids = [request.sequence_id for request in requests]
+        if self._resting.goes_on(ids):
+            return [Proposal([]) for _ in ids]
         self._close_step()
         started_s = self._clock()
         wishes = [self._wish(request) for request in requests]
         limits = self._limits(wishes)
+        if self._measured is not None and self.may_rest:
+            self._resting.decided(ids, is_idle=not any(limits) and not self._num_plain)
         limited = [
             replace(request, max_tokens=min(request.max_tokens, limit))
             for request, limit in zip(requests, limits, strict=True)
@@ -133,6 +141,7 @@ class AdaptiveDrafter(Drafter):
         return proposals
 
     def observe(self, sequence_id: int, num_accepted: int, token_ids: Sequence[int]) -> None:
+        self._resting.observed(sequence_id)
         step = self._step
         if step is not None and sequence_id in step.waiting:
             drafts = step.waiting.pop(sequence_id)
@@ -209,6 +218,6 @@ class AdaptiveDrafter(Drafter):
             self._num_plain = 0
         if not self._measured.has_pace:  # nothing to compare times with
             return
-        self._shared.end_step(max(0.0, seconds) / self._measured.pace)
+        self._shared.end_step(max(0.0, seconds) / self._measured.pace, 1 + self._resting.num_rested)
         if step.asked and step.drafting_s >= 0:
             self._shared.drafting.note(step.num_rounds, step.num_behind, step.drafting_s / self._measured.pace)

@@ -88,8 +88,8 @@ class DraftLengths:
         for kind in kinds[: num_kept + 1]:
             self._trials.seen(kind)
 
-    def end_step(self, time: float) -> None:
-        """What the whole step took."""
+    def end_step(self, time: float, num_steps: int = 1) -> None:
+        """What the whole step took; and how many there were like it, that without drafts included."""
         if self._hopeless is not None:
             self._trials.failed(self._hopeless, 0.0)
         if self._trial is not None:  # its sequence ended with it
@@ -97,7 +97,7 @@ class DraftLengths:
         for kind in self._pays:
             self._trials.paid(kind)
         self._trial, self._hopeless, self._pays = None, None, set()
-        self._trials.end_step(time)
+        self._trials.end_step(time, num_steps)
 
     def _worth(self, wish: Wish, least: float, speed: float) -> list[float]:
         worth = self.acceptance.survival(wish.sequence_id, wish.kinds, least)

@@ -22,9 +22,10 @@ class Trials:
     def can_pay(self, cost: float) -> bool:
         return cost <= self._saved
 
-    def end_step(self, time: float) -> None:
-        self._step += 1
-        self._saved += SHARE * time
+    def end_step(self, time: float, num_steps: int = 1) -> None:
+        """time: of each of so many steps."""
+        self._step += num_steps
+        self._saved += SHARE * time * num_steps
 
     def failed(self, kind: int, cost: float) -> None:
         """It cost that and found nothing, or there is nothing to be found."""
