@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sampler_cases import chain, context, random_params, row, step
 
@@ -17,6 +17,7 @@ from pluglm.assembly.registry import list_entries, load
 from pluglm.kernel.core import SampleRow
 from pluglm.kernel.interfaces.component import ComponentConfig
 from pluglm.kernel.sampling_params import SamplingParams
+from pluglm_samplers import ranking
 from pluglm_samplers.blocks import SHORT
 from pluglm_samplers.chain import ChainConfig, ChainSampler
 from pluglm_samplers.fused import MOST_KEPT, OrderStep, find_candidates
@@ -176,6 +177,16 @@ def test_tokens_that_the_temperature_makes_equal_rank_by_id() -> None:
     assert (kept[0] > -torch.inf).nonzero().flatten().tolist() == list(range(50))
 
 
+def test_tokens_that_the_temperature_makes_equal_but_far_apart_are_taken_whole() -> None:
+    """All quotients are below the least float32, and so zero; looking a few roundings lower is too little."""
+    logits_RV = (torch.arange(SIZE).float() * 1e-9)[None]
+    rows = [row(SamplingParams(top_k=50, temperature=3e38))]
+    kept, expected, is_before = fused_parts(chain(SIZE), logits_RV, rows)
+    assert not is_before
+    assert torch.equal(kept, expected)
+    assert chain(SIZE).sample(logits_RV.clone(), rows) == chain(SIZE, fast=False).sample(logits_RV.clone(), rows)
+
+
 def test_ties_in_the_same_groups_are_taken_whole_and_draw_the_same() -> None:
     """100 of 4,096 groups hold nothing else: too many candidates, in too few groups to tell."""
     size = 48 * 1024
@@ -223,18 +234,42 @@ def test_every_truncation_may_be_fused_and_no_step_that_looks_at_ids() -> None:
     assert set(ORDER_STEPS) == {entry.name for entry in list_entries("logits_step")} - read_ids
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.sampled_from(ROWS), st.integers(0, 2**32), st.sampled_from([1, 2, 50, 300, MOST_KEPT, SIZE]))
-def test_candidates_cover_the_best_tokens_of_which_the_first_of_equals_count(kind: Any, seed: int, count: int) -> None:
-    logits_V = kind(np.random.default_rng(seed)).astype(np.float32)
-    other_V = smooth(np.random.default_rng(seed + 1)).astype(np.float32)
-    rows_n, ids_n, *_ = find_best(np.stack([logits_V, other_V]), count)
-    assert np.array_equal(np.lexsort((ids_n, rows_n)), np.arange(len(ids_n)))
-    for number, values_V in enumerate((logits_V, other_V)):
-        best = np.lexsort((np.arange(SIZE), -values_V))[:count]
-        wanted = best[values_V[best] > -np.inf]
-        assert set(wanted) <= set(ids_n[rows_n == number])
-        assert bool((values_V[ids_n[rows_n == number]] > -np.inf).all())
+@pytest.mark.parametrize("in_threads", [False, True])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.sampled_from(ROWS),
+    st.integers(0, 2**32),
+    st.sampled_from([SIZE, 12_288, 12_289, 30_011, 50_000]),
+    st.sampled_from([1, 2, 33, 50, 300, MOST_KEPT, SIZE]),
+    st.booleans(),
+)
+def test_candidates_cover_the_best_tokens_of_which_the_first_of_equals_count(
+    monkeypatch: pytest.MonkeyPatch, in_threads: bool, kind: Any, seed: int, size: int, count: int, slack: bool
+) -> None:
+    """Rows of one part and of several small groups, with tokens behind the last group or none, sorted ones too."""
+    monkeypatch.setattr(ranking, "_FOR_THREADS", 1 if in_threads else 1 << 62)
+    generator = np.random.default_rng(seed)
+    rows = [np.concatenate([one(generator) for _ in range(-(-size // SIZE))])[:size] for one in (kind, smooth)]
+    logits_RV = np.stack(rows).astype(np.float32)
+    best = find_best(logits_RV, count, slack)
+    assert np.array_equal(np.lexsort((best.ids_n, best.rows_n)), np.arange(len(best.ids_n)))
+    assert best.highest_R.tolist() == logits_RV.max(-1).tolist()
+    for number, values_V in enumerate(logits_RV):
+        ids_n = best.ids_n[best.rows_n == number]
+        wanted_n = np.argsort(-values_V, kind="stable")[:count]
+        wanted_n = wanted_n[values_V[wanted_n] > -np.inf]
+        assert set(wanted_n) <= set(ids_n)
+        assert len(set(ids_n)) == len(ids_n)
+        assert bool((values_V[ids_n] > -np.inf).all())
+        left_out = np.delete(values_V, ids_n)
+        assert np.count_nonzero(values_V >= best.floor_R[number]) >= min(count, np.count_nonzero(values_V > -np.inf))
+        assert left_out.max(initial=-np.inf) <= best.below_R[number]
+
+
+def test_nothing_is_found_twice_where_ties_meet_an_infinite_logit() -> None:
+    logits_RV = np.zeros((1, 1040), dtype=np.float32)
+    logits_RV[0, :1024], logits_RV[0, 1030] = 1.0, np.inf
+    assert find_best(logits_RV, 5).ids_n.tolist() == [0, 1, 2, 3, 1030]
 
 
 class Lowest(ComponentConfig):

@@ -36,8 +36,8 @@ class ChainConfig(ComponentConfig):
     Without either it is the preset `default`. steps [] draws from the raw logits.
     fast: whether truncations may be fused; false takes every row step by step, true refuses a run or a request that
     cannot be fused. The tokens are the same: on the host bit for bit, on CUDA up to the rounding of top_p's masses (see
-    `triton.cut`). With true too, rows on the host are taken whole where their probabilities are asked for, and where
-    one of their batch has too many candidates (ties), no finite best logit, or an earlier step to be fused from.
+    `triton.cut`). With true too, rows on the host are taken whole where their probabilities are asked for, where one of
+    their batch has too many candidates (ties) or no finite best logit, and where more of them are cut by another step.
     """
 
     preset: Preset | None = None
@@ -198,7 +198,8 @@ class ChainSampler(Sampler):
     def _candidates(
         self, logits_RV: torch.Tensor, rows: Sequence[SampleRow], plan: Plan
     ) -> tuple[Candidates | None, torch.Tensor, Steps]:
-        """They are looked for before the leading steps, else behind them; then whole rows, and the steps to come."""
+        """Candidates, else whole rows, and the steps to come. Where none are found before the leading steps, these run
+        on whole rows, and candidates are looked for behind them."""
         leading, steps = plan.leading, plan.fused_steps
         if leading:
             found = find_candidates(logits_RV, plan.num_kept, lambda probe_R3: self._through(leading, probe_R3, rows))

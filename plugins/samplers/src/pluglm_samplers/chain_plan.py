@@ -15,8 +15,8 @@ Steps = list[tuple[int, list[int] | None]]  # by number, each with its active ro
 
 
 class Fusing(NamedTuple):
-    """Steps by number. cut: the step that keeps few tokens, `num_kept`. first: the one from which on tokens keep their
-    order up to there, so that the fast path may begin at it or at any between them."""
+    """cut: the number of the step that keeps few tokens, num_kept at most. first: the fast path may begin there, or at
+    any step from there up to the cut, since none of these changes the order of tokens."""
 
     first: int
     cut: int
@@ -94,8 +94,10 @@ class Planner:
     def _plan(self, params: list[SamplingParams]) -> Plan:
         kinds = [self._kind_of(one) for one in params]
         cuts = Counter(kind.fusing.cut for kind in kinds if kind.fusing is not None)
-        cut = max(sorted(cuts), key=cuts.__getitem__, default=None)  # rows with another are taken whole
-        of_fused = {row: kind.fusing for row, kind in enumerate(kinds) if kind.fusing and kind.fusing.cut == cut}
+        cut = min(cuts, key=lambda one: (-cuts[one], one), default=None)  # rows with another are taken whole
+        of_fused = {
+            row: kind.fusing for row, kind in enumerate(kinds) if kind.fusing is not None and kind.fusing.cut == cut
+        }
         fused, first = list(of_fused), max((one.first for one in of_fused.values()), default=0)
         whole = [
             tuple(number for number in kind.steps if number < first or row not in of_fused)

@@ -1,4 +1,4 @@
-"""The fast path of a chain on the host: from the first step on that keeps few tokens, steps get those alone.
+"""The fast path of a chain on the host: the first step that keeps few tokens, and those behind it, get these alone.
 
 A row of 50,000 logits becomes a short one of its best tokens, and the steps behind run on a batch of short rows. They
 are the same steps, and what they make of few live tokens does not depend on masked ones (see `blocks`), so the token
@@ -39,7 +39,8 @@ class OrderStep(Protocol):
 class MonotonicStep(OrderStep, Protocol):
     """Optional ability of an OrderStep: what it makes of a live logit follows from that logit and the row's best one.
 
-    A higher one stays the higher one, or becomes equal. So the best tokens may be looked for before it.
+    A higher one stays the higher one, or becomes equal; a masked one stays masked. So the best tokens may be looked for
+    before it. It is called on some of a row's logits too, more than once a draw, and must keep nothing of it.
     """
 
     def keeps_order(self, params: SamplingParams) -> bool:

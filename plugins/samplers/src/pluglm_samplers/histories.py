@@ -24,14 +24,19 @@ class _Growing:
     def __init__(self) -> None:
         self._tokens: list[int] = []
         self._ids = np.empty(_ROOM, dtype=np.int64)
+        self._is_other = False  # the last output asked about was another text
 
-    def ids(self, tokens: Sequence[int]) -> Ids:
-        """Of an output that goes on from the last one, or begins it; of any other it starts again."""
+    def ids(self, tokens: list[int]) -> Ids:
+        """Of the output that is kept, or of how it goes on. Another text is kept instead when it comes twice in a row:
+        branches take turns, and a refused draft does not come again."""
         known, length = self._tokens, len(tokens)
         num_shared = min(len(known), length)
-        if known[:num_shared] != tokens[:num_shared]:
-            known = self._tokens = []
-            self._ids, num_shared = np.empty(_ROOM, dtype=np.int64), 0
+        is_other, self._is_other = self._is_other, known[:num_shared] != tokens[:num_shared]
+        if self._is_other:
+            ids = as_ids(tokens)
+            if is_other:
+                self._tokens, self._ids, self._is_other = tokens[:], ids, False
+            return ids
         if length > len(known):
             if length > len(self._ids):
                 self._ids = np.concatenate((self._ids[: len(known)], np.empty(2 * length, dtype=np.int64)))
@@ -47,6 +52,7 @@ def outputs(rows: Sequence[SampleRow]) -> list[Ids]:
 
 
 def _output(row: SampleRow) -> Ids:
+    """Kept for all steps together, and not by position: what is kept is compared with the row's own text."""
     if row.memory is None:
         return as_ids(row.output_token_ids)
     known = row.memory.get(_Growing)

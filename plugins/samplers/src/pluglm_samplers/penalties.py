@@ -44,7 +44,7 @@ class _Penalty(LogitsStep, ABC):
         penalty_R = np.array([getattr(row.params, self.parameters[0]) for row in rows])
         penalty_n = np.clip(penalty_R, self.least, FLOAT32.max).astype(np.float32)[rows_n]
         if on_host(logits_RV):
-            logits_RV = logits_RV.contiguous()
+            logits_RV = logits_RV.contiguous()  # else the flat array would be a copy
             flat = logits_RV.numpy().reshape(-1)  # one index is found in half the time of two
             rows_n *= logits_RV.shape[1]
             rows_n += ids_n
@@ -60,7 +60,7 @@ class _Penalty(LogitsStep, ABC):
 
     @abstractmethod
     def _tokens(self, rows: Sequence[SampleRow], vocab_size: int) -> tuple[Ids, Ids, NDArray[np.float32]]:
-        """(rows_n, ids_n, counts_n) of the tokens to penalise."""
+        """(rows_n, ids_n, counts_n) of the tokens to penalise; rows_n may be written to."""
 
     @abstractmethod
     def _changed(self, library: Any, before_n: Any, penalty_n: Any, counts_n: Any) -> Any:

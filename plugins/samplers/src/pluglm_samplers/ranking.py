@@ -11,15 +11,18 @@ import torch
 from pluglm_samplers.blocks import SHORT, Floats, Ids, drop_where, on_host
 
 # R: rows, V: vocabulary, C: values of a row that are looked at, k: the largest of counts_R or one more, G: groups,
-# D: tokens of a group, m: groups of all rows with a candidate, n: candidates of all rows
+# S: small groups, into which groups are cut, D: tokens of a small group, m: small groups of all rows with a candidate,
+# n: candidates of all rows
 
 # Groups come in multiples of the first number, and as many for each token that is kept as the second says; where a
-# group would have fewer tokens than the third, a row is sorted. One of more than the fourth is cut into smaller ones,
-# which are quicker to look through.
+# group would have fewer tokens than the third, a row is sorted. Small groups have the fourth or a few more: of each
+# with a candidate all tokens are looked at, in pages of memory far apart.
 _GROUPS, _GROUPS_EACH, _MIN_DEPTH, _DEPTH = 512, 16, 2, 12
-_FOR_THREADS = 1 << 20  # logits, of which the torch of two threads finds the largest in half the time
-_MANY_GROUPS = 4  # as many for each token that is kept, and too many tie with the last one
+_FOR_THREADS = 1 << 20  # logits, of which it pays to find the largest by torch, which has threads and a call's cost
+_MANY_GROUPS = 4  # small ones, for each token that is kept; more than so many tie with the last one
 _LOWEST = np.finfo(np.float32).min  # no masked token reaches it
+# (l - max l) / T is rounded twice, each time by half an eps of |l| + |max l| at most. What this is too little for costs
+# time and no more: `fused` looks whether it was enough.
 _SLACK = np.float32(8 * np.finfo(np.float32).eps)
 
 
@@ -98,8 +101,9 @@ def _keep_prefix_of_row(logits_C: Floats, best_k: Floats, count: int) -> None:
 class Best(NamedTuple):
     """rows_n, ids_n, ascending: of each row the best live tokens and some more.
 
-    highest_R: a row's best logit; NaN if it has one. floor_R: as many tokens reach it as were asked for, if so many
-    live. below_R: no token is above it that is not found; infinite where that is not known, -inf where all are found.
+    highest_R: a row's best logit, NaN for a row with NaN; where it is not finite nothing else is said of that row.
+    floor_R: `count` tokens reach it, if so many live. below_R: no token above it is left out; infinite where no such
+    number is known, and -inf where it is known that no live token is left out.
     """
 
     rows_n: Ids
@@ -120,35 +124,36 @@ def find_best(logits_RV: Floats, count: int, slack: bool = False) -> Best:
     num_groups = _GROUPS * -(-_GROUPS_EACH * count // _GROUPS)
     if size // num_groups < _MIN_DEPTH:
         return _sort_for_best(logits_RV, count)
-    num_parts = max(1, size // num_groups // _DEPTH)
-    num_small = num_parts * num_groups
+    num_small = num_groups * max(1, size // num_groups // _DEPTH)
     depth = size // num_small
     grouped = depth * num_small
-    values_RDG, rest_RC = logits_RV[:, :grouped].reshape(num_rows, depth, num_small), logits_RV[:, grouped:]
-    best_RG = _largest(values_RDG)
-    sorted_RG = np.sort(best_RG.reshape(num_rows, num_parts, num_groups).max(1), axis=-1)  # partition stalls over ties
+    values_RDS, rest_RC = logits_RV[:, :grouped].reshape(num_rows, depth, num_small), logits_RV[:, grouped:]
+    best_RS = _largest(values_RDS)
+    sorted_RG = np.sort(best_RS.reshape(num_rows, -1, num_groups).max(1), axis=-1)  # partition stalls over ties
     highest_R = np.maximum(sorted_RG[:, -1], rest_RC.max(-1, initial=-np.inf))
     floor_R = sorted_RG[:, num_groups - count]
     least_R1 = _lowered(floor_R, highest_R if slack else None)[:, None]
-    is_found_RG = best_RG >= least_R1
-    tied_R = (is_found_RG.sum(-1) > _MANY_GROUPS * count).nonzero()[0]
-    of_tied = [row * size + _best_above(logits_RV[row], float(least_R1[row, 0]), count) for row in tied_R.tolist()]
-    is_found_RG[tied_R], least_R1[tied_R] = False, np.inf
-    rows_m, groups_m = np.divmod(np.flatnonzero(is_found_RG), num_small)
-    found_n, depths_n = (values_RDG[rows_m, :, groups_m] >= least_R1[rows_m]).nonzero()
+    is_found_RS = best_RS >= least_R1
+    is_tied_R = is_found_RS.sum(-1) > _MANY_GROUPS * count
+    below_R = np.where(least_R1[:, 0] > _LOWEST, least_R1[:, 0], -np.inf).astype(np.float32)
+    below_R[is_tied_R] = np.inf
+    tied = is_tied_R.nonzero()[0].tolist()
+    of_tied = [row * size + _best_above(logits_RV[row], float(least_R1[row, 0]), count) for row in tied]
+    is_found_RS[is_tied_R], least_R1[is_tied_R] = False, np.nan  # which nothing reaches, so that below none is found
+    rows_m, groups_m = np.divmod(np.flatnonzero(is_found_RS), num_small)
+    found_n, depths_n = (values_RDS[rows_m, :, groups_m] >= least_R1[rows_m]).nonzero()
     rest_rows_n, rest_ids_n = (rest_RC >= least_R1).nonzero()
     places_n = rows_m[found_n] * size + depths_n * num_small + groups_m[found_n]
     places_n = np.concatenate((places_n, rest_rows_n * size + grouped + rest_ids_n, *of_tied))
     places_n.sort()
-    below_R = np.where(least_R1[:, 0] > _LOWEST, least_R1[:, 0], -np.inf).astype(np.float32)
     return Best(*np.divmod(places_n, size), highest_R, floor_R, below_R)
 
 
-def _largest(values_RDG: Floats) -> Floats:
-    """best_RG; NaN where there is one."""
-    in_threads = values_RDG.size >= _FOR_THREADS
-    best_RG: Floats = torch.from_numpy(values_RDG).amax(1).numpy() if in_threads else values_RDG.max(1)
-    return best_RG
+def _largest(values_RDS: Floats) -> Floats:
+    """best_RS; NaN where there is one."""
+    in_threads = values_RDS.size >= _FOR_THREADS
+    best_RS: Floats = torch.from_numpy(values_RDS).amax(1).numpy() if in_threads else values_RDS.max(1)
+    return best_RS
 
 
 def _sort_for_best(logits_RV: Floats, count: int) -> Best:
@@ -163,8 +168,7 @@ def _sort_for_best(logits_RV: Floats, count: int) -> Best:
 
 
 def _lowered(floor_R: Floats, highest_R: Floats | None) -> Floats:
-    """floor_R, by some roundings of the numbers that l - max l comes from if highest_R is given; no masked token
-    reaches it."""
+    """floor_R, lower by some roundings if highest_R is given, and so high that no masked token reaches it."""
     with np.errstate(all="ignore"):  # of rows with infinite logits or NaN, which nobody takes
         slack_R = 0.0 if highest_R is None else _SLACK * (np.abs(floor_R) + np.abs(highest_R))
         lowered_R: Floats = np.maximum(floor_R - slack_R, _LOWEST, dtype=np.float32)
