@@ -52,7 +52,7 @@ def test_steps_with_other_windows_share_a_lane() -> None:
 def test_outputs_grow_branch_and_shrink_and_what_was_given_out_stays() -> None:
     """A lane's rows: one token after another, drafts that are refused, another branch, a shorter output, a long one."""
     memory: dict[object, object] = {}
-    asked = [[4], [4, 5], [4, 5, 6, 7], [4, 5, 8], [4, 5, 6], [4, 5], [], [9] * 500, [9] * 500 + [1]]
+    asked: list[list[int]] = [[4], [4, 5], [4, 5, 6, 7], [4, 5, 8], [4, 5, 6], [4, 5], [], [9] * 500, [9] * 500 + [1]]
     given = [outputs([replace(row(), output_token_ids=list(one), memory=memory)])[0] for one in asked]
     assert [one.tolist() for one in given] == asked
     growing = [outputs([replace(row(), output_token_ids=list(range(n)), memory={})])[0].tolist() for n in (0, 64, 65)]

@@ -35,7 +35,7 @@ class _Growing:
         if self._is_other:
             ids = as_ids(tokens)
             if is_other:
-                self._tokens, self._ids, self._is_other = tokens[:], ids, False
+                self._tokens, self._ids, self._is_other = list(tokens), ids, False
             return ids
         if length > len(known):
             if length > len(self._ids):
