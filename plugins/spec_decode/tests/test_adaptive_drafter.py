@@ -12,6 +12,7 @@ from pluglm.testing.drafter import draft_request, ids_of
 from pluglm_spec_decode.adaptive import AdaptiveConfig, AdaptiveDrafter
 from pluglm_spec_decode.draft_model import DraftModelConfig, DraftModelDrafter
 from pluglm_spec_decode.ngram import NgramConfig, NgramDrafter
+from pluglm_spec_decode.resting import STEPS
 from pluglm_spec_decode.suffix import SuffixConfig, SuffixDrafter
 from pluglm_spec_decode.universal import UniversalConfig
 
@@ -293,3 +294,51 @@ def test_measuring_plain_steps_ends_where_none_can_be_measured():
         drafter.observe(1000 + step, 0, [1])
         drafter.observe(0, len(proposal.token_ids), [*proposal.token_ids, 1])
     assert with_drafts > 200
+
+
+class Deciding(Counting):
+    """Counts the steps in which it decided what to draft."""
+
+    num_decisions = 0
+
+    def _limits(self, wishes):
+        self.num_decisions += 1
+        return super()._limits(wishes)
+
+
+class Following(Deciding):
+    """As one whose drafts depend on the text."""
+
+    may_rest = False
+
+
+def test_a_drafter_that_cannot_pay_decides_seldom():
+    target = make(acceptance=0.5, draft_s=0.4, cls=Deciding)
+    total(target, 600, 1, 2)
+    assert target.drafter.num_decisions < 600 / 8
+    before = target.drafter.num_decisions
+    total(target, 1, 1, 2, 3)  # whose drafts may be better ones
+    assert target.drafter.num_decisions == before + 1
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "config", "cls"),
+    [(0.9, {}, Deciding), (0.0, {"draft_cost": 50.0}, Deciding), (0.0, {"draft_s": 0.4}, Following)],
+)
+def test_one_that_pays_or_has_a_fixed_cost_or_follows_the_text_decides_in_each_step(acceptance, config, cls):
+    target = make(acceptance, cls=cls, **config)
+    total(target, 200, 1)
+    assert target.drafter.num_decisions == 200
+
+
+def test_trials_come_when_they_would_without_rests():
+    """But for the steps of one rest. Steps of a rest are among those that go by between trials."""
+    tried = []
+    for cls in (Deciding, Following):
+        target = make(acceptance=0.0, row_s=0.010, draft_s=0.005, cls=cls)
+        total(target, 50, 1)
+        tried.append([step for step in range(50, 1000) if target.step(1)[0]])
+    resting, following = tried
+    assert len(following) >= 4
+    assert len(resting) == len(following)
+    assert all(0 <= late - step <= 2 * (1 + STEPS) for late, step in zip(resting, following, strict=True))

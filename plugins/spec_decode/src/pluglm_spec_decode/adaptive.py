@@ -212,12 +212,12 @@ class AdaptiveDrafter(Drafter):
         if self._measured is None or step is None or step.observed_s is None:
             return
         self._seen |= step.asked
-        seconds = step.observed_s - step.started_s
+        seconds, num_steps = step.observed_s - step.started_s, 1 + self._resting.num_rested
         if step.is_alone and seconds > step.drafting_s:  # a clock may stand still, or be set back
-            self._measured.note(len(step.made), step.num_drafts, seconds - step.drafting_s)
+            self._measured.note(len(step.made), step.num_drafts, seconds - step.drafting_s, num_steps)
             self._num_plain = 0
         if not self._measured.has_pace:  # nothing to compare times with
             return
-        self._shared.end_step(max(0.0, seconds) / self._measured.pace, 1 + self._resting.num_rested)
+        self._shared.end_step(max(0.0, seconds) / self._measured.pace, num_steps)
         if step.asked and step.drafting_s >= 0:
             self._shared.drafting.note(step.num_rounds, step.num_behind, step.drafting_s / self._measured.pace)

@@ -70,15 +70,15 @@ class MeasuredCosts:
         curve = self._sizes.get(_size(num_sequences))
         return curve is not None and curve.wants_plain()
 
-    def note(self, num_sequences: int, num_drafts: int, seconds: float) -> None:
-        """A step of so many sequences, with num_drafts in all, took so long."""
+    def note(self, num_sequences: int, num_drafts: int, seconds: float, num_steps: int = 1) -> None:
+        """A step of so many sequences, with num_drafts in all, took so long; the last of num_steps like it."""
         unit_s = seconds / self.times(num_sequences, num_drafts)[num_drafts]
         curve = self._sizes.setdefault(_size(num_sequences), _Curve(num_sequences))
         if not self._latest or curve.knows(num_drafts):  # of what is not known yet it does not say how slow it is now
             self._latest.append(unit_s)
             self.pace = statistics.median(self._latest)
         self._num_noted += 1
-        is_settled = curve.note(num_drafts, seconds / self.pace)
+        is_settled = curve.note(num_drafts, seconds / self.pace, num_steps)
         if not is_settled or self._num_noted % KEPT_STEPS == 0:
             self._tables.clear()
 
@@ -126,9 +126,9 @@ class _Curve:
             return False
         return not self.knows(0) or self._step - self._levels[0].last_step >= PLAIN_EVERY
 
-    def note(self, num_drafts: int, units: float) -> bool:
+    def note(self, num_drafts: int, units: float, num_steps: int) -> bool:
         """Whether there were enough samples like this before, so that one more says little."""
-        self._step += 1
+        self._step += num_steps
         level = self._levels.setdefault(num_drafts.bit_length(), _Level())
         is_settled = len(level.samples) == SAMPLES
         level.samples.append((num_drafts, units))
