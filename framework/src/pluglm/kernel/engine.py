@@ -108,8 +108,10 @@ class EngineCore:
         self.parts.tiers.after_commit(self)
         logits_RV = yield from self._execute(step)
         drawn = yield from self._sample(step, logits_RV)
-        yield from self._commit(step, drawn)
+        going_on = self._commit(step, drawn)
         self._searching.advance([sequence.request.request_id for sequence in step.searched])
+        if (drafter := self.parts.drafter) is not None and going_on:  # now that nothing is half done if it is interrupted
+            yield from self._observe(drafter, going_on)
         self.parts.tiers.after_step(self, [count for _, count in step.items])
         num_tokens = sum(count for _, count in step.items)
         self.parts.hooks.call("step_done", step=self._step_index, seconds=self.now() - started, num_tokens=num_tokens)
@@ -212,15 +214,14 @@ class EngineCore:
         """Draws for every window; the rows of lanes under a search are put aside for it."""
         windows = [] if logits_RV is None else step.windows
         if logits_RV is not None and any(window.sequence.walk is not None for window in windows):
-            rows = torch.split(logits_RV, [len(window.drafts) + 1 for window in windows])
-            pairs = list(zip(windows, rows, strict=True))
+            pairs = list(zip(windows, torch.split(logits_RV, [len(one.drafts) + 1 for one in windows]), strict=True))
             step.searched = {window.sequence: row[0] for window, row in pairs if window.sequence.walk is not None}
             windows = [window for window in windows if window.sequence.walk is None]
             logits_RV = torch.cat([row for window, row in pairs if window.sequence.walk is None] or [logits_RV[:0]])
         return (yield from self._planning.draw(self._drawer, logits_RV, windows))
 
-    def _commit(self, step: Step, drawn: list[tuple[Window, Drawn]]) -> Guarded[None]:
-        """Accepted tokens become known, computed counts and KV follow, and whoever is done ends."""
+    def _commit(self, step: Step, drawn: list[tuple[Window, Drawn]]) -> list[tuple[Window, Drawn]]:
+        """Accepted tokens become known, computed counts and KV follow, and whoever is done ends. Returns who goes on."""
         for sequence, count in step.items:
             if sequence.status is Status.RUNNING:
                 sequence.num_computed += min(count, len(sequence.token_ids) - sequence.num_computed)
@@ -238,8 +239,7 @@ class EngineCore:
         going_on = [one for one in drawn if one[0].sequence.status is Status.RUNNING]
         self._park(step)
         self.memory.publish([*(window.sequence for window, _ in going_on), *step.searched])
-        if self.parts.drafter is not None and going_on:
-            yield from self._observe(self.parts.drafter, going_on)
+        return going_on
 
     def _park(self, step: Step) -> None:
         for sequence, logits_V in list(step.searched.items()):
