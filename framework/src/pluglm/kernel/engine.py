@@ -110,7 +110,8 @@ class EngineCore:
         drawn = yield from self._sample(step, logits_RV)
         going_on = self._commit(step, drawn)
         self._searching.advance([sequence.request.request_id for sequence in step.searched])
-        if (drafter := self.parts.drafter) is not None and going_on:  # now that nothing is half done if it is interrupted
+        # only now, so that nothing is half done where it is interrupted
+        if (drafter := self.parts.drafter) is not None and going_on:
             yield from self._observe(drafter, going_on)
         self.parts.tiers.after_step(self, [count for _, count in step.items])
         num_tokens = sum(count for _, count in step.items)
@@ -221,7 +222,7 @@ class EngineCore:
         return (yield from self._planning.draw(self._drawer, logits_RV, windows))
 
     def _commit(self, step: Step, drawn: list[tuple[Window, Drawn]]) -> list[tuple[Window, Drawn]]:
-        """Accepted tokens become known, computed counts and KV follow, and whoever is done ends. Returns who goes on."""
+        """Accepted tokens become known, computed counts follow, and whoever is done ends. Returns who goes on."""
         for sequence, count in step.items:
             if sequence.status is Status.RUNNING:
                 sequence.num_computed += min(count, len(sequence.token_ids) - sequence.num_computed)
