@@ -16,7 +16,7 @@ class Resting:
         self.num_rested = 0  # steps after that of the last decision
 
     def goes_on(self, ids: list[int]) -> bool:
-        """Whether no decision is needed for the next step. Other sequences end the rest, since theirs may pay."""
+        """Whether no decision is needed for the next step. It is, once, for other sequences: their drafts may pay."""
         if ids != self._ids:
             self._num_left = 0
         return self._num_left > 0
@@ -30,6 +30,6 @@ class Resting:
     def decided(self, ids: list[int], is_idle: bool) -> None:
         """What the decision for a step was; is_idle: there was a choice, and nothing was worth drafting or trying."""
         self.num_rested = 0
-        self._num_idle = self._num_idle + 1 if is_idle and ids == self._ids else 0
+        self._num_idle = self._num_idle + 1 if is_idle else 0
         self._ids = ids
         self._num_left = 1 + STEPS if self._num_idle >= MIN_IDLE else 0  # the step of this decision comes first
