@@ -16,7 +16,7 @@ def test_it_rests_after_some_decisions_against_drafts_and_decides_again_behind_i
             resting.observed(sequence_id)
     first = MIN_IDLE - 1
     assert steps[: first + 1] == [(step, 0) for step in range(first + 1)]
-    assert steps[first + 1 :] == [(first + number * (1 + STEPS), STEPS) for number in (1, 2)]
+    assert steps[first + 1 :] == [(first + number * (1 + STEPS), STEPS) for number in (1, 2, 3)]
 
 
 def test_a_draft_ends_it_and_other_sequences_are_decided_about_once() -> None:
