@@ -3,11 +3,11 @@
     python benchmarks/sampling.py [--threads 2] [--batch 64] [--rounds 9] [--only CASE] [--record FILE.json]
 
 The default model in bfloat16 decodes a batch of random prompts; its steps are timed (the backend's `execute`) and the
-logits of the last one kept. On copies of these, each case calls a chain with `sampler.fast: auto` and one with `false`
-in turn, for rows with 256 tokens in the prompt and 128 to 191 in the output; cases `of ties` are of equal logits. A
-figure is a median. `share` is the fused path / the model's step, `ratio` the steps one by one / the fused path. Both
-must give the same tokens, or the benchmark fails. The target is for the case `usual`: less than 15 % of the model's
-step.
+logits of one kept. In turn come a step of the model and, on copies of these logits, a chain with `sampler.fast: auto`
+and one with `false`, for rows with 256 tokens in the prompt and 128 to 191 in the output; cases `of ties` are of equal
+logits. A figure is a median. `share` is the fused path / the model's step, `ratio` the steps one by one / the fused
+path. Both must give the same tokens, or the benchmark fails. The target is for the case `usual`: less than 15 % of the
+model's step.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from contextlib import ExitStack, closing
+from typing import Any
 
 import torch
 from command_line import parser_of, surroundings, whole, write_record
@@ -27,7 +28,7 @@ from pluglm.kernel.core import SampleRow
 
 MODEL = "smollm2-135m-instruct"
 PATHS: dict[str, bool | str] = {"auto": "auto", "off": False}  # the values of sampler.fast
-PROMPT, WARM_UP, STEPS = 64, 2, 6
+PROMPT, WARM_UP, STEPS = 64, 2, 16
 TARGET = 0.15
 PENALTIES = {"repetition_penalty": 1.1, "frequency_penalty": 0.1, "presence_penalty": 0.1}
 TIES: dict[str, dict[str, Any]] = {  # of rows of equal logits
@@ -56,33 +57,46 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-class Decoded(NamedTuple):
-    """model_ms: of each decode step. logits_RV: of the last one, as the sampler was given them."""
+class Decoding:
+    """A batch of random prompts that is decoded for as long as it is asked to; each text has STEPS tokens or so."""
 
-    model_ms: list[float]
-    logits_RV: torch.Tensor
-    samplers: dict[str, Any]
+    def __init__(self, fast: bool | str, threads: int, batch: int) -> None:
+        self._engine = Engine.from_config(config_of(fast, threads, batch))
+        self._core: Any = self._engine.core
+        self._batch, self._num_batches = batch, 0
+        self._times, self._kept = list[float](), list[torch.Tensor]()
+        self.sampler = self._core.parts.sampler
+        backend = self._core.parts.runner.backend
+        backend.execute = timed(backend.execute, self._times)
+        sample = self.sampler.sample
+        self._sample_kept = lambda logits_RV, rows: sample(keep(logits_RV, self._kept), rows)
 
+    def logits(self) -> torch.Tensor:
+        """What the sampler was given in the first step that was timed."""
+        return self._kept[0]
 
-def decode(threads: int, batch: int) -> Decoded:
-    """The chain of each of PATHS comes from a run of its own, so that it is what a config gives."""
-    model_ms, samplers, kept = list[float](), dict[str, Any](), list[torch.Tensor]()
-    for path, fast in PATHS.items():
-        with Engine.from_config(config_of(fast, threads, batch)) as engine:
-            core: Any = engine.core
-            samplers[path], backend = core.parts.sampler, core.parts.runner.backend
-            backend.execute = timed(backend.execute, model_ms)
-            prompts = torch.randint(engine.tokenizer.vocab_size, (batch, PROMPT), generator=seeded()).tolist()
-            params = SamplingParams(temperature=0.8, max_tokens=WARM_UP + STEPS, ignore_eos=True, seed=1)
-            for index, prompt in enumerate(prompts):
-                core.add(str(index), prompt, params)
-            sample = core.parts.sampler.sample
-            core.parts.sampler.sample = lambda logits_RV, rows, sample=sample: sample(keep(logits_RV, kept), rows)
-            while core.is_live("0"):
-                core.step()
-            core.parts.sampler.sample = sample
-            del model_ms[-STEPS - WARM_UP : -STEPS]
-    return Decoded(model_ms, kept[-1], samplers)
+    def step(self) -> float:
+        """Milliseconds of the model in one step of the whole batch."""
+        if not self._core.roster.requests:
+            self._begin()
+        self._core.step()
+        return self._times[-1]
+
+    def _begin(self) -> None:
+        prompts = torch.randint(self._engine.tokenizer.vocab_size, (self._batch, PROMPT), generator=seeded()).tolist()
+        params = SamplingParams(temperature=0.8, max_tokens=1 + WARM_UP + STEPS, ignore_eos=True, seed=1)
+        for index, prompt in enumerate(prompts):
+            self._core.add(f"{self._num_batches}-{index}", prompt, params)
+        for _ in range(WARM_UP):  # the prompts, and a step after them
+            self._core.step()
+        if not self._num_batches:
+            self.sampler.sample = self._sample_kept
+            self._core.step()
+            del self.sampler.sample
+        self._num_batches += 1
+
+    def close(self) -> None:
+        self._engine.close()
 
 
 def config_of(fast: bool | str, threads: int, batch: int) -> dict[str, Any]:
@@ -132,27 +146,30 @@ def rows_of(params: Mapping[str, Any], num_rows: int, vocab_size: int) -> list[S
     ]
 
 
-def measure(name: str, decoded: Decoded, rounds: int) -> dict[str, Any]:
-    """RuntimeError when the two paths give different tokens."""
-    given_RV = torch.zeros_like(decoded.logits_RV) if name in TIES else decoded.logits_RV
-    rows = rows_of(CASES[name], *given_RV.shape)
+def measure(name: str, decodings: Mapping[str, Decoding], rounds: int) -> dict[str, Any]:
+    """A step of the model, and then each path. RuntimeError when the two paths give different tokens."""
     times: dict[str, list[float]] = {path: [] for path in PATHS}
+    model_ms = [decodings["auto"].step()]
+    logits_RV = decodings["auto"].logits()
+    given_RV = torch.zeros_like(logits_RV) if name in TIES else logits_RV
+    rows = rows_of(CASES[name], *given_RV.shape)
     for _ in range(1 + rounds):
+        model_ms.append(decodings["auto"].step())
         tokens = {}
-        for path in PATHS:
-            logits_RV = given_RV.clone()
+        for path, decoding in decodings.items():
+            copied_RV = given_RV.clone()
             with torch.inference_mode():
-                tokens[path] = timed(decoded.samplers[path].sample, times[path])(logits_RV, rows)
+                tokens[path] = timed(decoding.sampler.sample, times[path])(copied_RV, rows)
         if len({tuple(one) for one in tokens.values()}) > 1:
             raise RuntimeError(f"case {name}: the two paths gave different tokens")
     medians = {path: statistics.median(some[1:]) for path, some in times.items()}
-    model_ms = statistics.median(decoded.model_ms)
     return {
         "params": CASES[name],
+        "model_ms": model_ms,
         "sampling_ms": times,
         "median_ms": medians,
         "ratio": medians["off"] / medians["auto"],
-        "share": medians["auto"] / model_ms,
+        "share": medians["auto"] / statistics.median(model_ms[1:]),
     }
 
 
@@ -173,18 +190,23 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=tuple(CASES), default=tuple(CASES))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    decoded = decode(options.threads, options.batch)
-    cases = {name: measure(name, decoded, options.rounds) for name in options.only}
-    print(f"a step of the model: {statistics.median(decoded.model_ms):.1f} ms, {options.batch} rows")
+    with ExitStack() as stack:
+        decodings = {
+            path: stack.enter_context(closing(Decoding(fast, options.threads, options.batch)))
+            for path, fast in PATHS.items()
+        }
+        cases = {name: measure(name, decodings, options.rounds) for name in options.only}
+        vocab_size = decodings["auto"].logits().shape[1]
+    model_ms = [some for one in cases.values() for some in one["model_ms"]]
+    print(f"a step of the model: {statistics.median(model_ms):.1f} ms, {options.batch} rows")
     Console().print(table_of(cases))
     record = {
         "benchmark": "sampling",
         "model": MODEL,
-        "vocab_size": decoded.logits_RV.shape[1],
+        "vocab_size": vocab_size,
         "batch": options.batch,
         "prompt": PROMPT,
         "threads": options.threads,
-        "model_ms": decoded.model_ms,
         "target_share": TARGET,
         **surroundings(),
         "cases": cases,

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from pluglm.kernel.sampling_params import SamplingParams
 
@@ -62,7 +64,7 @@ def places(ids: Sequence[torch.Tensor], logits_RV: torch.Tensor) -> tuple[torch.
     return rows_n.to(logits_RV.device), ids_n.to(logits_RV.device)
 
 
-def require_ids(ids_n: torch.Tensor, vocab_size: int) -> None:
+def require_ids(ids_n: torch.Tensor | NDArray[np.int64], vocab_size: int) -> None:
     """ValueError unless all of them are in the vocabulary."""
     if len(ids_n) and (int(ids_n.min()) < 0 or int(ids_n.max()) >= vocab_size):
         raise ValueError(f"token ids {int(ids_n.min())}..{int(ids_n.max())} leave the vocabulary of {vocab_size}")

@@ -42,19 +42,20 @@ class _Penalty(LogitsStep, ABC):
     def apply(self, logits_RV: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
         rows_n, ids_n, counts_n = self._tokens(rows, logits_RV.shape[1])
         penalty_R = np.array([getattr(row.params, self.parameters[0]) for row in rows])
-        penalty_n = np.clip(penalty_R, self.least, FLOAT32.max).astype(np.float32)[rows_n]
+        penalty_R = np.clip(penalty_R, self.least, FLOAT32.max).astype(np.float32)
         if on_host(logits_RV):
+            penalty = penalty_R[0] if (penalty_R == penalty_R[0]).all() else penalty_R[rows_n]
             logits_RV = logits_RV.contiguous()  # else the flat array would be a copy
             flat = logits_RV.numpy().reshape(-1)  # one index is found in half the time of two
             rows_n *= logits_RV.shape[1]
             rows_n += ids_n
             before_n = flat.take(rows_n)
             with np.errstate(all="ignore"):  # what overflows is clipped, what is masked or NaN stays
-                changed_n = self._changed(np, before_n, penalty_n, counts_n).clip(FLOAT32.min, FLOAT32.max)
+                changed_n = self._changed(np, before_n, penalty, counts_n).clip(FLOAT32.min, FLOAT32.max)
             flat[rows_n] = np.where(np.isfinite(before_n), changed_n, before_n)
             return logits_RV
         index = tuple(torch.from_numpy(one).to(logits_RV.device) for one in (rows_n, ids_n))
-        factors = (torch.from_numpy(one).to(logits_RV.device) for one in (penalty_n, counts_n))
+        factors = (torch.from_numpy(one).to(logits_RV.device) for one in (penalty_R[rows_n], counts_n))
         before = logits_RV[index]
         return logits_RV.index_put_(index, keep_finite(self._changed(torch, before, *factors), before))
 
@@ -134,7 +135,7 @@ class PresencePenalty(_Penalty):
 def place_tokens(histories: Sequence[Ids], vocab_size: int) -> tuple[Ids, Ids]:
     """(rows_n, ids_n), a token as often as it occurs. ValueError for an id outside the vocabulary, -1 included."""
     ids_n = np.concatenate(histories)
-    require_ids(torch.from_numpy(ids_n), vocab_size)
+    require_ids(ids_n, vocab_size)
     return np.arange(len(histories)).repeat([len(one) for one in histories]), ids_n
 
 

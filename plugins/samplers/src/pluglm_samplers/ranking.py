@@ -133,14 +133,15 @@ def find_best(logits_RV: Floats, count: int, slack: bool = False) -> Best:
     highest_R = np.maximum(sorted_RG[:, -1], rest_RC.max(-1, initial=-np.inf))
     floor_R = sorted_RG[:, num_groups - count]
     least_R1 = _lowered(floor_R, highest_R if slack else None)[:, None]
-    is_found_RS = best_RS >= least_R1
-    is_tied_R = is_found_RS.sum(-1) > _MANY_GROUPS * count
+    rows_m, groups_m = np.divmod(np.flatnonzero(best_RS >= least_R1), num_small)
+    is_tied_R = np.bincount(rows_m, minlength=num_rows) > _MANY_GROUPS * count
     below_R = np.where(least_R1[:, 0] > _LOWEST, least_R1[:, 0], -np.inf).astype(np.float32)
     below_R[is_tied_R] = np.inf
     tied = is_tied_R.nonzero()[0].tolist()
     of_tied = [row * size + _best_above(logits_RV[row], float(least_R1[row, 0]), count) for row in tied]
-    is_found_RS[is_tied_R], least_R1[is_tied_R] = False, np.nan  # which nothing reaches, so that below none is found
-    rows_m, groups_m = np.divmod(np.flatnonzero(is_found_RS), num_small)
+    if tied:
+        rows_m, groups_m = rows_m[~is_tied_R[rows_m]], groups_m[~is_tied_R[rows_m]]
+        least_R1[is_tied_R] = np.nan  # which nothing reaches, so that below none is found
     found_n, depths_n = (values_RDS[rows_m, :, groups_m] >= least_R1[rows_m]).nonzero()
     rest_rows_n, rest_ids_n = (rest_RC >= least_R1).nonzero()
     places_n = rows_m[found_n] * size + depths_n * num_small + groups_m[found_n]
