@@ -220,13 +220,13 @@ class Saved(NamedTuple):
     data: list[torch.Tensor]
 
 
-@torch.inference_mode()
 def _committed(change: Callable[[Any], object], transaction: Any) -> bool:
     change(transaction)
     transaction.commit()
     return True
 
 
+@torch.inference_mode()
 def read_blocks(store: Any, tables: tuple[GroupTable, ...], num_tokens: int) -> Saved:
     """What each layer's table holds of num_tokens; the rest of it is room that nothing was written to."""
     data: list[torch.Tensor] = []
