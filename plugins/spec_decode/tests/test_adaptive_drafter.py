@@ -299,6 +299,7 @@ def test_measuring_plain_steps_ends_where_none_can_be_measured():
 class Deciding(Counting):
     """Counts the steps in which it decided what to draft."""
 
+    may_rest = True
     num_decisions = 0
 
     def _limits(self, wishes):
@@ -342,3 +343,35 @@ def test_trials_come_when_they_would_without_rests():
     assert len(following) >= 4
     assert len(resting) == len(following)
     assert all(0 <= late - step <= 2 * (1 + STEPS) for late, step in zip(resting, following, strict=True))
+
+
+@pytest.mark.parametrize("cause", ["interrupted", "left out", "a prompt"])
+def test_what_happens_in_a_rest_says_nothing_of_the_step_before_it(cause):
+    """A step that was decided about has no outcome for ten minutes; a sequence of it gets one late; a prompt ends."""
+    target = make(acceptance=0.0, draft_s=0.4, cls=Deciding)
+    drafter, clock = target.drafter, target.clock
+    total(target, 100, 1, 2)
+    noted = []
+    note = drafter._measured.note
+    drafter._measured.note = lambda *args: (noted.append(args), note(*args))
+    while not drafter._resting.begins([1, 2]):  # up to the first step of a rest
+        target.step(1, 2)
+    num_interrupts = 0
+    for _ in range(60):
+        before = drafter.num_decisions
+        requests = [draft_request([1] * 50, sequence_id=one, max_tokens=99) for one in (1, 2)]
+        drafter.propose(requests)
+        is_decided = drafter.num_decisions > before
+        clock.now_s += 0.022
+        if cause == "interrupted" and is_decided and not num_interrupts:
+            clock.now_s += 600.0
+            num_interrupts += 1
+            continue
+        drafter.observe(1, 0, [1])
+        if not (cause == "left out" and is_decided):
+            drafter.observe(2, 0, [1])
+        if cause == "a prompt" and not is_decided:
+            drafter.observe(3, 0, [1])
+    assert num_interrupts == (cause == "interrupted")
+    assert len(noted) >= 3
+    assert all(seconds < 0.03 for _, _, seconds, _ in noted)

@@ -5,32 +5,51 @@ from __future__ import annotations
 from pluglm_spec_decode.resting import MIN_IDLE, STEPS, Resting
 
 
+def idle(resting: Resting, num_steps: int, ids: list[int]) -> list[tuple[int, int]]:
+    """The steps with a decision, and of how many steps the rest before it was."""
+    found = []
+    for step in range(num_steps):
+        if not resting.begins(list(ids)):
+            found.append((step, resting.num_rested))
+            resting.decided(ids, is_idle=True)
+        for _ in ids:
+            resting.observed()
+    return found
+
+
 def test_it_rests_after_some_decisions_against_drafts_and_decides_again_behind_it() -> None:
-    resting = Resting()
-    steps = []
-    for step in range(MIN_IDLE + 3 * (1 + STEPS)):
-        if not resting.goes_on([4, 5]):
-            steps.append((step, resting.num_rested))
-            resting.decided([4, 5], is_idle=True)
-        for sequence_id in (4, 5):
-            resting.observed(sequence_id)
-    first = MIN_IDLE - 1
-    assert steps[: first + 1] == [(step, 0) for step in range(first + 1)]
-    assert steps[first + 1 :] == [(first + number * (1 + STEPS), STEPS) for number in (1, 2, 3)]
+    steps = idle(Resting(), MIN_IDLE + 3 * (1 + STEPS), [4, 5])
+    last = MIN_IDLE - 1
+    assert steps[: last + 1] == [(step, 0) for step in range(last + 1)]
+    assert steps[last + 1 :] == [(last + number * (1 + STEPS), STEPS) for number in (1, 2, 3)]
 
 
 def test_a_draft_ends_it_and_other_sequences_are_decided_about_once() -> None:
     resting = Resting()
-    for _ in range(MIN_IDLE):
-        resting.decided([4], is_idle=True)
-    assert resting.goes_on([4])
-    assert resting.goes_on([4])  # asked twice for one step
-    assert not resting.goes_on([4, 5])
-    assert not resting.goes_on([4])
+    idle(resting, MIN_IDLE, [4])
+    assert resting.begins([4])
+    resting.observed()
+    assert not resting.begins([4, 5])
     resting.decided([4, 5], is_idle=True)
-    assert resting.goes_on([4, 5])
+    resting.observed()
+    assert resting.begins([4, 5])
+    resting.observed()
+    assert not resting.begins([4])
     resting.decided([4], is_idle=False)
-    for _ in range(MIN_IDLE - 1):
-        resting.decided([4], is_idle=True)
-    assert not resting.goes_on([4])
-    assert not Resting().goes_on([])
+    resting.observed()
+    assert [step for step, _ in idle(resting, MIN_IDLE + 1, [4])] == list(range(MIN_IDLE))
+
+
+def test_a_step_that_is_asked_about_twice_counts_once() -> None:
+    """It had no outcome: it failed, or was interrupted."""
+    resting = Resting()
+    idle(resting, MIN_IDLE, [4])
+    for number in range(STEPS):
+        assert resting.begins([4])
+        assert resting.begins([4])
+        assert resting.num_rested == number + 1
+        resting.observed()
+    assert not resting.begins([4])
+    resting.decided([4], is_idle=True)
+    assert not resting.begins([4])  # the step of a decision, once more
+    assert not Resting().begins([])

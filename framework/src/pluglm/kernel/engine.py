@@ -110,7 +110,7 @@ class EngineCore:
         drawn = yield from self._sample(step, logits_RV)
         going_on = self._commit(step, drawn)
         self._searching.advance([sequence.request.request_id for sequence in step.searched])
-        # only now, so that nothing is half done where it is interrupted
+        # only now, so that what was drawn is committed where it is interrupted
         if (drafter := self.parts.drafter) is not None and going_on:
             yield from self._observe(drafter, going_on)
         self.parts.tiers.after_step(self, [count for _, count in step.items])
@@ -240,7 +240,7 @@ class EngineCore:
         going_on = [one for one in drawn if one[0].sequence.status is Status.RUNNING]
         self._park(step)
         self.memory.publish([*(window.sequence for window, _ in going_on), *step.searched])
-        return going_on
+        return [one for one in going_on if one[0].sequence.status is Status.RUNNING]  # publishing may have failed some
 
     def _park(self, step: Step) -> None:
         for sequence, logits_V in list(step.searched.items()):
@@ -304,13 +304,13 @@ class EngineCore:
         """Tell the drafter what became of its drafts, and give back the KV of those refused."""
 
         def observe() -> None:
-            for window, drawn in committed:
+            for window, drawn in told:
                 drafter.observe(window.sequence.sequence_id, drawn.num_accepted, tuple(drawn.token_ids))
 
         if drafted := [window.sequence for window, _ in committed if window.drafts]:
             yield from self.memory.trim(drafted)
-        touched = [window.sequence for window, _ in committed if window.sequence.status is Status.RUNNING]
-        yield from self.attempting("drafter", touched, observe)
+        told = [one for one in committed if one[0].sequence.status is Status.RUNNING]
+        yield from self.attempting("drafter", [window.sequence for window, _ in told], observe)
 
     def forget_drafts(self, sequence: Sequence) -> None:
         if (drafter := self.parts.drafter) is not None:

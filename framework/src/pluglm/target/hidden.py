@@ -42,7 +42,7 @@ class HiddenStates:
     def __init__(self) -> None:
         self._kept: dict[int, _Kept] = {}
 
-    @torch.inference_mode()  # a copy of a single row takes a tenth of a millisecond of each step elsewhere
+    @torch.inference_mode()  # outside of it a copy of a single row takes a tenth of a millisecond
     def note(self, segments: Sequence[Segment], hidden_TD: torch.Tensor) -> None:
         """The rows of a batch. Those of a sequence that do not follow on what is kept of it take its place."""
         for one in segments:

@@ -29,7 +29,7 @@ class Proposed(Protocol):
 def problem_of_proposal(proposal: Proposed, most: int, num_ids: int, width: int, device: str) -> str | None:
     """What is wrong with it, or None: ways of 0 to `most` ids, each below num_ids; the rest as in problem_of_rows."""
     ids, branches, rows_kV = proposal.token_ids, proposal.branches, proposal.rows_kV
-    if not ids and rows_kV is None and type(branches) is list and not branches:  # most of those that do not pay
+    if not ids and rows_kV is None and type(branches) is list and not branches:  # the most frequent one, in fewer calls
         return None
     if not isinstance(branches, list) or not all(isinstance(one, list) for one in branches):
         return "proposed branches that are not a list of lists of token ids"

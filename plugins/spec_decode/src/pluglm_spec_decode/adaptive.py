@@ -73,7 +73,7 @@ class AdaptiveDrafter(Drafter):
     """
 
     priors: ClassVar[Sequence[float]] = (PRIOR_ACCEPTANCE,)  # by class of confidence
-    may_rest: ClassVar[bool] = True  # no text that comes makes its drafts better than they were; so not with _kinds
+    may_rest: ClassVar[bool] = False  # True: the text does not tell how good its drafts will be, as by _kinds
 
     @classmethod
     def most_tokens(cls, config: AdaptiveConfig) -> int:
@@ -105,7 +105,7 @@ class AdaptiveDrafter(Drafter):
         if not self._is_adaptive:
             return self._propose(requests)
         ids = [request.sequence_id for request in requests]
-        if self._resting.goes_on(ids):
+        if self._resting.begins(ids):
             return [Proposal([]) for _ in ids]
         self._close_step()
         started_s = self._clock()
@@ -141,8 +141,8 @@ class AdaptiveDrafter(Drafter):
         return proposals
 
     def observe(self, sequence_id: int, num_accepted: int, token_ids: Sequence[int]) -> None:
-        self._resting.observed(sequence_id)
-        step = self._step
+        self._resting.observed()
+        step = None if self._resting.is_on else self._step  # which had its outcomes before the rest
         if step is not None and sequence_id in step.waiting:
             drafts = step.waiting.pop(sequence_id)
             # The token after the kept ones is another than the draft there, unless that one was never verified.

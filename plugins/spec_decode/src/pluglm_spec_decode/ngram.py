@@ -35,7 +35,6 @@ class NgramDrafter(AdaptiveDrafter):
     interface_version = 2
     Config = NgramConfig
     priors = PRIORS
-    may_rest = False
 
     def __init__(self, config: NgramConfig, context: BuildContext) -> None:
         super().__init__(config)

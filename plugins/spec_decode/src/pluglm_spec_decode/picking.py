@@ -30,6 +30,8 @@ class DrawsConfig(AdaptiveConfig):
 class DrawingDrafter(AdaptiveDrafter):
     """Provides ROWS when it draws."""
 
+    may_rest = True
+
     @classmethod
     def capabilities(cls, config: Any) -> Capabilities:
         of_length = super().capabilities(config)

@@ -71,7 +71,7 @@ class MeasuredCosts:
         return curve is not None and curve.wants_plain()
 
     def note(self, num_sequences: int, num_drafts: int, seconds: float, num_steps: int = 1) -> None:
-        """A step of so many sequences, with num_drafts in all, took so long; the last of num_steps like it."""
+        """A step of so many sequences, with num_drafts in all, took so long; the first of num_steps like it."""
         unit_s = seconds / self.times(num_sequences, num_drafts)[num_drafts]
         curve = self._sizes.setdefault(_size(num_sequences), _Curve(num_sequences))
         if not self._latest or curve.knows(num_drafts):  # of what is not known yet it does not say how slow it is now

@@ -107,7 +107,6 @@ class SuffixDrafter(AdaptiveDrafter):
     interface_version = 2
     Config = SuffixConfig
     priors = PRIORS
-    may_rest = False
 
     def __init__(self, config: SuffixConfig, context: BuildContext) -> None:
         super().__init__(config)

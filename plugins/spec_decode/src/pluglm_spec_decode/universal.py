@@ -40,6 +40,7 @@ class UniversalDrafter(AdaptiveDrafter):
 
     interface_version = 2
     Config = UniversalConfig
+    may_rest = True
 
     @classmethod
     def named_models(cls, config: UniversalConfig) -> tuple[str, ...]:
