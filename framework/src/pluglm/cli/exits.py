@@ -6,6 +6,8 @@ import contextlib
 import functools
 import os
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Callable
 from typing import ParamSpec
@@ -19,6 +21,9 @@ HELP = (
     "Exit codes: 0 done; 1 a component failed or pluglm has a bug; 2 the config, the input or the command line is "
     "wrong; 130 interrupted; 141 the reader of the output went away."
 )
+
+WORKER_THREAD = "pluglm-worker"  # the name of the kernel's threads that run plugins
+PATIENCE_S = 3.0
 
 CallP = ParamSpec("CallP")
 
@@ -70,6 +75,17 @@ def exit_code(action: Callable[[], int], debug: bool) -> int:
         hint = "" if debug else "; `pluglm --debug ...` shows where"
         say_error(f"internal error, please report it: {type(error).__name__}: {error}{hint}")
         return FAILED
+
+
+def let_workers_end() -> None:
+    """Wait for the threads of closed engines. One that is cut off within torch makes the C++ runtime abort the process.
+
+    A call that hangs is waited for no longer than PATIENCE_S.
+    """
+    deadline_s = time.monotonic() + PATIENCE_S
+    for thread in threading.enumerate():
+        if thread.name == WORKER_THREAD:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
 
 
 def _show_traceback(debug: bool) -> None:

@@ -50,3 +50,5 @@ def main() -> None:
     except KeyboardInterrupt:
         exits.say_error("interrupted")
         raise SystemExit(exits.INTERRUPTED) from None
+    finally:
+        exits.let_workers_end()
