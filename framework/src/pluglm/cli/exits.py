@@ -59,8 +59,7 @@ def exit_code(action: Callable[[], int], debug: bool) -> int:
         _forget_stdout()
         return PIPE_CLOSED
     except KeyboardInterrupt:
-        say_error("interrupted")
-        return INTERRUPTED
+        return interrupted()
     except PluglmError as error:
         _show_traceback(debug)
         say_error(str(error))
@@ -77,15 +76,17 @@ def exit_code(action: Callable[[], int], debug: bool) -> int:
         return FAILED
 
 
-def let_workers_end() -> None:
-    """Wait for the threads of closed engines. One that is cut off within torch makes the C++ runtime abort the process.
+def interrupted() -> int:
+    """Says so, and waits for the threads of closed engines: one that is cut off within torch aborts the process.
 
     A call that hangs is waited for no longer than PATIENCE_S.
     """
+    say_error("interrupted")
     deadline_s = time.monotonic() + PATIENCE_S
     for thread in threading.enumerate():
         if thread.name == WORKER_THREAD:
             thread.join(max(0.0, deadline_s - time.monotonic()))
+    return INTERRUPTED
 
 
 def _show_traceback(debug: bool) -> None:

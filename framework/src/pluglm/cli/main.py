@@ -48,7 +48,4 @@ def main() -> None:
     try:
         app(prog_name="pluglm")
     except KeyboardInterrupt:
-        exits.say_error("interrupted")
-        raise SystemExit(exits.INTERRUPTED) from None
-    finally:
-        exits.let_workers_end()
+        raise SystemExit(exits.interrupted()) from None
