@@ -147,7 +147,10 @@ def rows_of(params: Mapping[str, Any], num_rows: int, vocab_size: int) -> list[S
 
 
 def measure(name: str, decodings: Mapping[str, Decoding], rounds: int) -> dict[str, Any]:
-    """A step of the model, and then each path. RuntimeError when the two paths give different tokens."""
+    """A step of the model (of the run with `auto`; the other lends its chain), and then each path.
+
+    RuntimeError when the two paths give different tokens.
+    """
     times: dict[str, list[float]] = {path: [] for path in PATHS}
     model_ms = [decodings["auto"].step()]
     logits_RV = decodings["auto"].logits()

@@ -55,6 +55,22 @@ def test_kv_that_breaks_in_the_middle_of_a_request_is_tried_again(case: Any, met
         require_idle(made.engine)
 
 
+@pytest.mark.parametrize("method", ["commit", "trim"])
+def test_a_manager_may_keep_tensors_that_it_writes_to(case: Any, method: str) -> None:
+    """Its changes do not run in inference mode: what it made there could not be written to anywhere else."""
+    source = f"""def {method}(self, *args):
+        import torch
+        if torch.is_inference_mode_enabled():
+            raise ValueError("made for inference")
+        return self.inner.{method}(*args)"""
+    made = case("kv", source, drafter="ngram")
+    inner: Any = made.core.parts.runner.kv._target
+    made.core.parts.drafter.propose = lambda asked: [Proposal([1]) for _ in asked]
+    inner.armed = True
+    made.require_good(made.run(("good", [1, 2], GREEDY))["good"], [1, 2])
+    require_idle(made.engine)
+
+
 def test_kv_tables_that_cannot_be_read(case: Any) -> None:
     made = case("kv", "")
     inner: Any = made.core.parts.runner.kv._target

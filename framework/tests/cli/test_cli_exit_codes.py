@@ -7,12 +7,16 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
+from pluglm.cli import exits
 from pluglm.cli import run as run_module
+from pluglm.engine import WORKER_THREAD
+from pluglm.kernel.guard import Guard
 
 RAISING_SAMPLER = """
 from pluglm.kernel.interfaces.component import Capabilities, ComponentConfig
@@ -159,6 +163,29 @@ def test_an_interrupt_is_exit_130_in_one_line(fake_config: Path):
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert err.decode() == "error: interrupted\n"
+
+
+def test_an_interrupt_waits_for_the_workers_of_engines_but_not_for_ever(monkeypatch, capsys):
+    """One that is cut off within torch as the process ends makes the C++ runtime abort it."""
+    release = threading.Event()
+    worker = threading.Thread(target=release.wait, name=WORKER_THREAD, daemon=True)
+    worker.start()
+    threading.Timer(0.2, release.set).start()
+    assert exits.interrupted() == 130
+    assert not worker.is_alive()
+    hanging = threading.Thread(target=(stop := threading.Event()).wait, name=WORKER_THREAD, daemon=True)
+    hanging.start()
+    monkeypatch.setattr(exits, "PATIENCE_S", 0.1)
+    assert exits.interrupted() == 130
+    assert hanging.is_alive()
+    stop.set()
+    assert capsys.readouterr().err == "error: interrupted\n" * 2
+
+
+def test_workers_have_the_name_that_is_waited_for():
+    guard = Guard(5.0)
+    assert guard.call("a", lambda: threading.current_thread().name) == WORKER_THREAD == exits.WORKER_THREAD
+    guard.close()
 
 
 def test_a_reader_that_leaves_is_exit_141_without_noise(fake_config: Path):

@@ -354,7 +354,7 @@ def test_what_happens_in_a_rest_says_nothing_of_the_step_before_it(cause):
     noted = []
     note = drafter._measured.note
     drafter._measured.note = lambda *args: (noted.append(args), note(*args))
-    while not drafter._resting.begins([1, 2]):  # up to the first step of a rest
+    while not drafter._resting.spares([1, 2]):  # up to the first step of a rest
         target.step(1, 2)
     num_interrupts = 0
     for _ in range(60):

@@ -9,7 +9,7 @@ def idle(resting: Resting, num_steps: int, ids: list[int]) -> list[tuple[int, in
     """The steps with a decision, and of how many steps the rest before it was."""
     found = []
     for step in range(num_steps):
-        if not resting.begins(list(ids)):
+        if not resting.spares(list(ids)):
             found.append((step, resting.num_rested))
             resting.decided(ids, is_idle=True)
         for _ in ids:
@@ -27,14 +27,14 @@ def test_it_rests_after_some_decisions_against_drafts_and_decides_again_behind_i
 def test_a_draft_ends_it_and_other_sequences_are_decided_about_once() -> None:
     resting = Resting()
     idle(resting, MIN_IDLE, [4])
-    assert resting.begins([4])
+    assert resting.spares([4])
     resting.observed()
-    assert not resting.begins([4, 5])
+    assert not resting.spares([4, 5])
     resting.decided([4, 5], is_idle=True)
     resting.observed()
-    assert resting.begins([4, 5])
+    assert resting.spares([4, 5])
     resting.observed()
-    assert not resting.begins([4])
+    assert not resting.spares([4])
     resting.decided([4], is_idle=False)
     resting.observed()
     assert [step for step, _ in idle(resting, MIN_IDLE + 1, [4])] == list(range(MIN_IDLE))
@@ -45,11 +45,11 @@ def test_a_step_that_is_asked_about_twice_counts_once() -> None:
     resting = Resting()
     idle(resting, MIN_IDLE, [4])
     for number in range(STEPS):
-        assert resting.begins([4])
-        assert resting.begins([4])
+        assert resting.spares([4])
+        assert resting.spares([4])
         assert resting.num_rested == number + 1
         resting.observed()
-    assert not resting.begins([4])
+    assert not resting.spares([4])
     resting.decided([4], is_idle=True)
-    assert not resting.begins([4])  # the step of a decision, once more
-    assert not Resting().begins([])
+    assert not resting.spares([4])  # the step of a decision, once more
+    assert not Resting().spares([])

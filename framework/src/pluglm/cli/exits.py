@@ -22,7 +22,7 @@ HELP = (
     "wrong; 130 interrupted; 141 the reader of the output went away."
 )
 
-WORKER_THREAD = "pluglm-worker"  # the name of the kernel's threads that run plugins
+WORKER_THREAD = "pluglm-worker"  # as in `pluglm.engine`, which takes seconds to import
 PATIENCE_S = 3.0
 
 CallP = ParamSpec("CallP")

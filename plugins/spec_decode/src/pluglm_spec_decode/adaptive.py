@@ -105,7 +105,7 @@ class AdaptiveDrafter(Drafter):
         if not self._is_adaptive:
             return self._propose(requests)
         ids = [request.sequence_id for request in requests]
-        if self._resting.begins(ids):
+        if self._resting.spares(ids):
             return [Proposal([]) for _ in ids]
         self._close_step()
         started_s = self._clock()

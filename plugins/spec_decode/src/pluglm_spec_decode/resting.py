@@ -20,7 +20,7 @@ class Resting:
         self._num_left = 0
         self._is_over = False  # the step that was last asked about had an outcome
 
-    def begins(self, ids: list[int]) -> bool:
+    def spares(self, ids: list[int]) -> bool:
         """Whether the step that is to come needs no decision. Asked twice before an outcome, it is the same step.
 
         For other sequences there is a decision, once: their drafts may pay.
